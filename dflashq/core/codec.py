@@ -1,0 +1,67 @@
+"""How records become bytes: JSON lines, compressed with zstd, and their sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import zstandard
+
+LEVEL = 3
+
+
+def encode_line(row: dict[str, Any]) -> bytes:
+    """One JSON line in UTF-8 with its newline; ValueError for NaN (it is no JSON)."""
+    text = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def compress(data: bytes) -> bytes:
+    """One zstd frame with its content size and checksum."""
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(data)
+
+
+def decompress(data: bytes) -> bytes:
+    """All frames of `data`; ValueError when it is torn or corrupt."""
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(
+            io.BytesIO(data), read_across_frames=True
+        ) as reader:
+            out = reader.read()
+    except zstandard.ZstdError as exc:
+        raise ValueError(f"not a whole zstd object: {exc}") from exc
+    _refuse_torn(data, out)
+    return out
+
+
+def _refuse_torn(data: bytes, out: bytes) -> None:
+    """The stream reader ends quietly on a cut frame, so the frame's own size is compared."""
+    if not data:
+        raise ValueError("not a whole zstd object: 0 bytes")
+    size = zstandard.frame_content_size(data)
+    if size > len(out):
+        raise ValueError(f"not a whole zstd object: {len(out)} of {size} bytes")
+
+
+def encode_rows(rows: Iterable[dict[str, Any]]) -> bytes:
+    """Rows as one zstd-compressed JSONL object."""
+    return compress(b"".join(encode_line(row) for row in rows))
+
+
+def decode_rows(data: bytes) -> Iterator[dict[str, Any]]:
+    """The rows of `encode_rows`; ValueError when the object is torn or a line is no object."""
+    for number, line in enumerate(decompress(data).split(b"\n"), 1):
+        if not line:
+            continue
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is no JSON object")
+        yield row
+
+
+def sha256(data: bytes) -> str:
+    """sha256 of `data`, hex."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,92 @@
+"""Every error that a person can meet, each with the exit code it ends a command with."""
+
+from __future__ import annotations
+
+
+class DflashqError(Exception):
+    """A failure told in a sentence: what happened, to what, what was kept, what to do next."""
+
+    exit_code = 1
+
+
+class UsageError(DflashqError):
+    """The caller asked for something that cannot be meant; nothing was done."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting is missing or malformed."""
+
+
+class InputError(DflashqError):
+    """A prompt file cannot be used as a whole; nothing was enqueued."""
+
+
+class SpecMismatchError(DflashqError):
+    """A run of this name exists with another spec; the run on record stands.
+
+    `differs` maps each differing field to (on record, asked for).
+    """
+
+    def __init__(self, run: str, differs: dict[str, tuple[object, object]]) -> None:
+        self.run, self.differs = run, differs
+        rows = "; ".join(
+            f"{field}: on record {old!r}, asked {new!r}" for field, (old, new) in differs.items()
+        )
+        super().__init__(
+            f"run {run!r} exists with a different spec ({rows}). The run on record is unchanged: "
+            "use its spec to continue it, or another --run name."
+        )
+
+
+class UnknownRunError(DflashqError):
+    """No run of this name is on record."""
+
+
+class LedgerError(DflashqError):
+    """Redis answered, but not with what the ledger needs."""
+
+
+class LedgerUnreachableError(LedgerError):
+    """Redis did not answer; safe to try again."""
+
+
+class LeaseLostError(DflashqError):
+    """The lease was taken over or its run cancelled: the holder must stop and write nothing."""
+
+
+class BlobError(DflashqError):
+    """S3 refused or did not answer; the object was not confirmed."""
+
+
+class BlobMissingError(BlobError):
+    """An object that should exist does not."""
+
+
+class ConflictError(DflashqError):
+    """The commit object at a batch's key is not this run's work."""
+
+
+class EngineError(DflashqError):
+    """The engine cannot do its work."""
+
+
+class EngineRefusedError(EngineError):
+    """The engine refused this one prompt (HTTP 400): asking again gives the same answer."""
+
+
+class EngineTransientError(EngineError):
+    """This request failed, another try may succeed."""
+
+
+class EngineDownError(EngineError):
+    """The engine does not answer at all."""
+
+
+class EngineMismatchError(EngineError):
+    """The engine that started is not the one that the profile describes."""
+
+
+class EngineStartError(EngineError):
+    """The engine did not become ready; the message carries the tail of its log."""

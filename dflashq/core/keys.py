@@ -1,0 +1,93 @@
+"""Every name on Redis and S3, in one place.
+
+Redis keys of a run carry the hash tag `{run}`, so one script touches one slot.
+S3 keys are relative to the bucket's prefix.
+"""
+
+from __future__ import annotations
+
+import re
+
+NAMESPACE = "dflashq"
+GENERATE_TASK = "dflashq.generate"
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+BATCH_NAME = re.compile(r"batch-(\d{6,})(?:\.r(\d+))?")
+
+RUNS = f"{NAMESPACE}:runs"
+EPOCH = f"{NAMESPACE}:epoch"
+SWEEP_LOCK = f"{NAMESPACE}:sweep-lock"
+WORKERS = f"{NAMESPACE}:workers"
+
+
+def valid_run_name(name: str) -> bool:
+    """True for a name that is safe as an S3 prefix and as a Redis hash tag."""
+    return RUN_NAME.fullmatch(name) is not None
+
+
+def batch_name(number: int, revision: int = 0) -> str:
+    """`batch-000017`, or `batch-000017.r1` for its first revision."""
+    return f"batch-{number:06d}" + (f".r{revision}" if revision else "")
+
+
+def parse_batch(name: str) -> tuple[int, int]:
+    """(number, revision) of a batch name; ValueError when it is none."""
+    match = BATCH_NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no batch name (batch-000017 or batch-000017.r1)")
+    return int(match[1]), int(match[2] or 0)
+
+
+def batch_order(name: str) -> float:
+    """Oldest first, a revision right behind its batch: the score in the pending set."""
+    number, revision = parse_batch(name)
+    return number + revision / 1000
+
+
+def queue_name(model: str) -> str:
+    """The Celery queue of a model; `model` is the short name of a profile."""
+    return "generate." + re.sub(r"[^a-z0-9.-]+", "-", model.lower()).strip("-")
+
+
+def redis_run(run: str, part: str) -> str:
+    """A Redis key of a run: `dflashq:{run}:part`."""
+    return f"{NAMESPACE}:{{{run}}}:{part}"
+
+
+def run_prefix(run: str) -> str:
+    return f"runs/{run}/"
+
+
+def run_json(run: str) -> str:
+    return f"runs/{run}/run.json"
+
+
+def state_json(run: str) -> str:
+    """Mirror of pause and cancel, so that a lost Redis does not forget them."""
+    return f"runs/{run}/state.json"
+
+
+def prompts_object(run: str, batch: str, sha256: str) -> str:
+    """Prompt objects are content-addressed: two enqueues never overwrite each other."""
+    return f"runs/{run}/prompts/{batch}.{sha256[:16]}.jsonl.zst"
+
+
+def completions_prefix(run: str) -> str:
+    return f"runs/{run}/completions/"
+
+
+def completions_object(run: str, batch: str) -> str:
+    """The commit point of a batch: one deterministic key, put only if absent."""
+    return f"runs/{run}/completions/{batch}.jsonl.zst"
+
+
+def rejected_object(run: str, batch: str, sha256: str) -> str:
+    return f"runs/{run}/rejected/{batch}.{sha256[:16]}.jsonl.zst"
+
+
+def revision_json(run: str, batch: str) -> str:
+    """The record of a revision: which prompt object its batch reads."""
+    return f"runs/{run}/revisions/{batch}.json"
+
+
+def engine_object(run: str, engine_id: str) -> str:
+    return f"runs/{run}/engines/{engine_id}.json"

@@ -1,0 +1,206 @@
+"""The words of the product as types: run spec, prompt, generation, sample, object reference."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Message = dict[str, Any]
+
+
+def canonical_json(value: object) -> bytes:
+    """The one JSON spelling of `value` (sorted keys, no spaces, UTF-8), for hashing."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sampling(_Frozen):
+    """Sampling parameters, all sent with every request; penalties are always neutral.
+
+    Under speculation penalties are only approximated, so they are not offered.
+    """
+
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(0.95, gt=0, le=1)
+    top_k: int = Field(20, ge=-1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    max_new_tokens: int = Field(16384, ge=1)
+
+
+class Checks(_Frozen):
+    """Thresholds of the verdicts (`core.checks`); units: tokens."""
+
+    min_answer_tokens: int = Field(1, ge=1)
+
+
+class RunSpec(_Frozen):
+    """What a run asks for, apart from its prompts: immutable under the run's name.
+
+    `revision` pins the weights, `tokenizer_sha256` the vocabulary and chat template they are
+    rendered with (empty: whatever the revision carries). `thinking` goes to the chat template.
+    """
+
+    model: str
+    revision: str
+    queue: str
+    thinking: bool = True
+    sampling: Sampling = Sampling()
+    checks: Checks = Checks()
+    batch_size: int = Field(1000, ge=1, le=1000)
+    limit: int | None = Field(None, ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One conversation to answer: `messages` holds system and user turns only, in order.
+
+    One assistant turn is generated after every user turn. `index` is its identity in the run;
+    `id` is the user's and may repeat.
+    """
+
+    index: int
+    id: str
+    messages: list[Message]
+    source: str | None = None
+    domain: str | None = None
+    tools: list[dict[str, Any]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Prompt:
+        return cls(**row)
+
+    @property
+    def turns(self) -> int:
+        """How many assistant turns this prompt asks for."""
+        return sum(1 for m in self.messages if m["role"] == "user")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One assistant turn as the engine gave it: exact ids, never re-tokenized text.
+
+    `finish_reason` is the engine's type (stop, length, abort); `matched` the stop it names: the
+    id of an end token, a string for a stop that was not asked for, or None.
+    """
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    finish_reason: str
+    matched: int | str | None = None
+    spec_accept_length: float | None = None
+    latency_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Generation:
+        return cls(**row)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """accepted (`reason` None) or rejected with one reason word and a sentence."""
+
+    reason: str | None = None
+    detail: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """A committed object: its key, the sha256 of its bytes, and what it counts."""
+
+    key: str
+    sha256: str
+    fingerprint: str
+    counts: dict[str, int] = field(default_factory=dict)
+    rejected_key: str | None = None
+    rejected_sha256: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> ObjectRef:
+        return cls(**row)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """One batch in run.json: its prompt object and the index range it covers (inclusive)."""
+
+    name: str
+    key: str
+    sha256: str
+    prompts: int
+    first: int
+    last: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """`run.json`: spec, prompts and fingerprint of a run; written once, last of an enqueue."""
+
+    name: str
+    spec: RunSpec
+    prompts: int
+    prompts_sha256: str
+    batches: list[BatchRecord]
+    fingerprint: str
+    created: str
+    version: str
+
+    def to_json(self) -> dict[str, Any]:
+        row = {k: getattr(self, k) for k in self.__slots__}
+        row["spec"] = self.spec.model_dump(mode="json")
+        row["batches"] = [b.to_json() for b in self.batches]
+        return row
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> RunRecord:
+        batches = [BatchRecord(**b) for b in row["batches"]]
+        return cls(**{**row, "spec": RunSpec(**row["spec"]), "batches": batches})
+
+
+def fingerprint(spec: RunSpec, prompts_sha256: str) -> str:
+    """sha256 (hex) of what a run is: its spec and its prompts, nothing else."""
+    return hashlib.sha256(
+        canonical_json({"spec": spec.model_dump(mode="json"), "prompts": prompts_sha256})
+    ).hexdigest()
+
+
+def spec_differences(
+    old: RunSpec, old_prompts: str, new: RunSpec, new_prompts: str
+) -> dict[str, tuple[object, object]]:
+    """The fields in which two runs differ, dotted (`sampling.top_p`), as (old, new)."""
+    a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    a["prompts_sha256"], b["prompts_sha256"] = old_prompts, new_prompts
+    return {k: (a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k)}
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            out |= _flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
