@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,25 +24,19 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(data: bytes) -> bytes:
-    """All frames of `data`; ValueError when it is torn or corrupt."""
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(
-            io.BytesIO(data), read_across_frames=True
-        ) as reader:
-            out = reader.read()
-    except zstandard.ZstdError as exc:
-        raise ValueError(f"not a whole zstd object: {exc}") from exc
-    _refuse_torn(data, out)
-    return out
-
-
-def _refuse_torn(data: bytes, out: bytes) -> None:
-    """The stream reader ends quietly on a cut frame, so the frame's own size is compared."""
-    if not data:
-        raise ValueError("not a whole zstd object: 0 bytes")
-    size = zstandard.frame_content_size(data)
-    if size > len(out):
-        raise ValueError(f"not a whole zstd object: {len(out)} of {size} bytes")
+    """All frames of `data`; ValueError when it is empty, torn or corrupt."""
+    out = []
+    rest = data
+    while rest or not out:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            out.append(frame.decompress(rest))
+        except zstandard.ZstdError as exc:
+            raise ValueError(f"not a whole zstd object: {exc}") from exc
+        if not frame.eof:
+            raise ValueError(f"not a whole zstd object: it ends inside a frame ({len(data)} bytes)")
+        rest = frame.unused_data
+    return b"".join(out)
 
 
 def encode_rows(rows: Iterable[dict[str, Any]]) -> bytes:
