@@ -24,7 +24,7 @@ class Settings(BaseSettings):
         env_prefix="DFLASHQ_", env_file=".env", extra="ignore", frozen=True
     )
 
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey, without password")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey")
     redis_password: SecretStr | None = Field(None, description="password of Redis")
     s3_endpoint_url: str | None = Field(None, description="S3 endpoint; unset means AWS")
     s3_bucket: str = Field("dflashq", description="bucket; it must exist")
@@ -35,7 +35,9 @@ class Settings(BaseSettings):
     profile: str = Field("", description="engine profile of this host's workers: name or file")
     gpu: str = Field("", description="GPU that the worker is pinned to: index or UUID")
     concurrency: int = Field(3, ge=1, le=64, description="batches that overlap on one worker")
-    lease_ttl_s: float = Field(30.0, gt=0, description="a worker silent this long loses its batches")
+    lease_ttl_s: float = Field(
+        30.0, gt=0, description="a worker silent this long loses its batches"
+    )
     sweep_s: float = Field(5.0, gt=0, description="pause between two sweeps of a worker")
     attempts: int = Field(5, ge=1, description="attempts before a batch is dead")
     drain_grace_s: float = Field(

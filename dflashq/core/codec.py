@@ -25,7 +25,7 @@ def compress(data: bytes) -> bytes:
 
 def decompress(data: bytes) -> bytes:
     """All frames of `data`; ValueError when it is empty, torn or corrupt."""
-    out = []
+    out: list[bytes] = []
     rest = data
     while rest or not out:
         frame = zstandard.ZstdDecompressor().decompressobj()

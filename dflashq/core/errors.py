@@ -90,3 +90,7 @@ class EngineMismatchError(EngineError):
 
 class EngineStartError(EngineError):
     """The engine did not become ready; the message carries the tail of its log."""
+
+
+class EmbeddedError(DflashqError):
+    """A server or environment that dflashq provides on this machine cannot be used."""

@@ -1,0 +1,76 @@
+"""The Redis client: explicit time-outs, a short retry, errors in our own words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.retry import Retry
+
+from dflashq.config import Settings
+from dflashq.core.errors import LedgerError, LedgerUnreachableError
+
+# A short retry only: whoever can wait longer does so above, with its own stop condition.
+RETRIES = 2
+# How Celery spreads one queue over Redis lists by priority; stated, since hints are counted.
+PRIORITY_STEPS = (0, 3, 6, 9)
+SEPARATOR = "\x06\x16"
+TRANSPORT = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+
+
+def connect(settings: Settings) -> Any:
+    """A client for many threads; it connects on first use.
+
+    Any, since redis-py types every answer as text or bytes, blocking or not, at once.
+    """
+    return redis.Redis.from_url(
+        settings.broker_url(),
+        socket_timeout=10,
+        socket_connect_timeout=3,
+        socket_keepalive=True,
+        health_check_interval=10,
+        retry=Retry(ExponentialWithJitterBackoff(cap=1.0, base=0.1), RETRIES),
+        retry_on_error=list(TRANSPORT),
+        client_name="dflashq",
+    )
+
+
+@contextmanager
+def translated(address: str, doing: str) -> Iterator[None]:
+    """Redis errors as LedgerUnreachableError (try again) or LedgerError; no secrets in either."""
+    try:
+        yield
+    except redis.AuthenticationError as exc:
+        raise LedgerError(
+            f"Redis at {address} refused the password while {doing}: set DFLASHQ_REDIS_PASSWORD."
+        ) from exc
+    except TRANSPORT as exc:
+        raise LedgerUnreachableError(
+            f"Redis at {address} did not answer while {doing} ({exc}); nothing is lost, "
+            "it is tried again."
+        ) from exc
+    except redis.RedisError as exc:
+        raise LedgerError(f"Redis at {address} failed while {doing}: {exc}") from exc
+
+
+def broker_options() -> dict[str, Any]:
+    """Celery's `broker_transport_options`, the same for workers and for whoever sends hints.
+
+    Only the milliseconds from receiving a hint to its acknowledgement lie under the visibility
+    timeout; the short restore interval brings back hints that died within them.
+    """
+    return {
+        "priority_steps": list(PRIORITY_STEPS),
+        "sep": SEPARATOR,
+        "visibility_timeout": 120,
+        "unacked_restore_interval": 5,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 10,
+        "socket_timeout": 10,
+        "socket_connect_timeout": 3,
+        "socket_keepalive": True,
+        "health_check_interval": 10,
+    }

@@ -1,0 +1,82 @@
+"""The heartbeat: one thread renews all leases of a worker and tells who lost what."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from dflashq.core.errors import LedgerError
+from dflashq.ledger.ledger import Ledger
+from dflashq.ledger.records import Lease
+
+log = logging.getLogger(__name__)
+
+Lost = Callable[[str], None]
+
+
+class LeaseKeeper:
+    """Renews every lease at ttl/3 and looks at the state of its run every second.
+
+    `hold` registers a lease with a callback that is called once, from the keeper's thread, with
+    `fenced`, `paused`, `cancelled` or `unknown` (the ledger forgot the run). An outage of Redis
+    loses nothing by itself: the fence decides once Redis is back.
+    """
+
+    def __init__(self, ledger: Ledger, ttl_s: float) -> None:
+        self._ledger, self._ttl_s = ledger, ttl_s
+        self._held: dict[Lease, Lost] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease-keeper", daemon=True)
+        self.last_answer = time.monotonic()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the heartbeat; leases still held run out by themselves."""
+        self._stop.set()
+        self._thread.join()
+
+    def hold(self, lease: Lease, lost: Lost) -> None:
+        with self._lock:
+            self._held[lease] = lost
+
+    def drop(self, lease: Lease) -> None:
+        with self._lock:
+            self._held.pop(lease, None)
+
+    def held(self) -> list[Lease]:
+        with self._lock:
+            return list(self._held)
+
+    def _beat(self) -> None:
+        # Renewing is one script a run, so the same call serves as the look at the run's state.
+        while not self._stop.wait(min(1.0, self._ttl_s / 3)):
+            by_run: dict[str, list[Lease]] = {}
+            for lease in self.held():
+                by_run.setdefault(lease.run, []).append(lease)
+            for run, leases in by_run.items():
+                self._renew(run, leases)
+
+    def _renew(self, run: str, leases: list[Lease]) -> None:
+        try:
+            state, held = self._ledger.renew(run, leases, self._ttl_s)
+        except LedgerError as exc:
+            log.warning("heartbeat failed: run=%s leases=%d: %s", run, len(leases), exc)
+            return
+        self.last_answer = time.monotonic()
+        for lease, mine in zip(leases, held, strict=True):
+            if not mine:
+                self._lose(lease, "unknown" if state == "unknown" else "fenced")
+            elif state != "active":
+                self._lose(lease, state)
+
+    def _lose(self, lease: Lease, why: str) -> None:
+        with self._lock:
+            lost = self._held.pop(lease, None)
+        if lost is not None:
+            log.warning("lease lost: run=%s batch=%s: %s", lease.run, lease.batch, why)
+            lost(why)

@@ -1,0 +1,300 @@
+"""The verbs of the ledger, each one Lua script; every one blocks on Redis and is safe to repeat."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import redis
+
+from dflashq.config import Settings
+from dflashq.core import codec, keys
+from dflashq.core.errors import LeaseLostError, LedgerError, LedgerUnreachableError, UnknownRunError
+from dflashq.core.model import Generation, ObjectRef, Verdict
+from dflashq.ledger import reads, scripts
+from dflashq.ledger.connection import connect, translated
+from dflashq.ledger.records import BatchStatus, Claim, Kept, Lease, RunStatus
+
+KeptEntry = tuple[str, bytes]
+
+
+def generation_entry(index: int, turn: int, generation: Generation) -> KeptEntry:
+    """A generation as `keep` stores it."""
+    return f"{index}:{turn}", codec.compress(codec.encode_line(generation.to_json()))
+
+
+def verdict_entry(index: int, verdict: Verdict) -> KeptEntry:
+    """The verdict on a prompt as `keep` stores it."""
+    row = {"reason": verdict.reason, "detail": verdict.detail}
+    return f"{index}:v", codec.compress(codec.encode_line(row))
+
+
+class Ledger:
+    """One client of the ledger, safe from many threads.
+
+    Every method may raise LedgerUnreachableError (nothing is known to have happened: repeat it)
+    or LedgerError (Redis answered, but wrongly).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._redis = connect(settings)
+        self._address = settings.redis_url.rpartition("@")[2]
+        self._budget = settings.keep_budget_mb * 2**20
+        self._fsync = settings.keep_fsync
+        self._attempts = settings.attempts
+
+    # --- a run and its batches
+
+    def register(self, run: str, fingerprint: str, queue: str, prompts: int, batches: int) -> str:
+        """Make a run known; returns the fingerprint on record, another one if the name is taken."""
+        on_record = self._call("register", run, fingerprint, queue, prompts, batches)
+        with self._translated(f"registering run {run}"):
+            self._redis.hset(keys.RUNS, run, queue)
+        return str(on_record.decode())
+
+    def add(self, run: str, batches: Iterable[str]) -> int:
+        """Put batches in the outbox (pending); returns how many are new."""
+        names = list(batches)
+        return sum(
+            int(self._call("add", run, *names[i : i + 1000])) for i in range(0, len(names), 1000)
+        )
+
+    def set_state(self, run: str, state: str, reason: str) -> str:
+        """active, paused or cancelled (for good); returns the state that now holds."""
+        now = str(self._call("state", run, state, reason).decode())
+        if now == "unknown":
+            raise UnknownRunError(f"no run named {run!r} is known to the ledger: dflashq status")
+        return now
+
+    def revive(self, run: str, reason: str) -> list[str]:
+        """Dead batches are pending again with all their attempts; returns their names."""
+        return [b.decode() for b in self._call("revive", run, reason)]
+
+    # --- a lease
+
+    def claim(self, run: str, batch: str, worker: str, ttl_s: float) -> Claim:
+        """Lease `batch`, or the run's oldest pending one; a lost reply is asked for again."""
+        nonce = secrets.token_hex(8)
+        args = (batch, worker, nonce, int(ttl_s * 1000))
+        try:
+            got = self._call("claim", run, *args, 0)
+        except LedgerUnreachableError:
+            got = self._call("claim", run, *args, 1)
+        if got[0] == b"none":
+            return Claim(None, got[1].decode())
+        return Claim(Lease(run, got[1].decode(), got[2].decode(), worker, int(got[3])))
+
+    def begin(self, lease: Lease) -> int:
+        """Count this attempt; returns its number. LeaseLostError when fenced."""
+        number = int(self._call("begin", lease.run, lease.batch, lease.fence))
+        if not number:
+            raise self._lost(lease)
+        return number
+
+    def renew(self, run: str, leases: list[Lease], ttl_s: float) -> tuple[str, list[bool]]:
+        """Extend leases of one run; returns the run's state and whether each is still held."""
+        args = [part for lease in leases for part in (lease.batch, lease.fence)]
+        state, *held = self._call("renew", run, int(ttl_s * 1000), *args)
+        return state.decode(), [bool(h) for h in held]
+
+    def keep(self, lease: Lease, entries: list[KeptEntry]) -> bool:
+        """Store finished work of an unfinished batch; on disk when this returns True.
+
+        False: the budget (or Redis) is full and nothing of this call was kept.
+        LeaseLostError when fenced.
+        """
+        args = [part for entry in entries for part in entry]
+        try:
+            got = self._call(
+                "keep", lease.run, lease.batch, lease.fence, self._budget, *args, fsync=self._fsync
+            )
+        except LedgerError as exc:
+            if isinstance(exc.__cause__, redis.OutOfMemoryError):
+                return False
+            raise
+        if got == b"fenced":
+            raise self._lost(lease)
+        return bool(got == b"kept")
+
+    def kept(self, lease: Lease) -> Kept:
+        """What earlier attempts on this batch left."""
+        with self._translated(f"reading the kept work of {lease.run}/{lease.batch}"):
+            raw = self._redis.hgetall(keys.redis_run(lease.run, f"kept:{lease.batch}"))
+        return reads.decode_kept(raw)
+
+    def complete(self, lease: Lease, ref: ObjectRef, counts: Mapping[str, int]) -> str:
+        """The ack, after the upload; 'done' or 'already'. LeaseLostError when fenced.
+
+        A 'conflict' (the done-set names another object) is a LedgerError: it cannot happen while
+        objects are put only if absent.
+        """
+        row = json.dumps(ref.to_json(), sort_keys=True)
+        flat = [part for item in counts.items() for part in item]
+        got = self._call("complete", lease.run, lease.batch, lease.fence, row, *flat).decode()
+        if got == "fenced":
+            raise self._lost(lease)
+        if got == "conflict":
+            raise LedgerError(
+                f"{lease.run}/{lease.batch} is done with another object than {ref.key} "
+                f"(sha256 {ref.sha256[:12]}): run `dflashq verify {lease.run}`"
+            )
+        return str(got)
+
+    def release(self, lease: Lease, reason: str) -> bool:
+        """Hand a batch back without spending an attempt; False when it was not ours any more."""
+        return bool(self._call("release", lease.run, lease.batch, lease.fence, reason))
+
+    def fail(self, lease: Lease, reason: str) -> str:
+        """This attempt failed: 'pending' again, 'dead' after the last, or 'fenced'."""
+        args = (lease.batch, lease.fence, reason, self._attempts)
+        return str(self._call("fail", lease.run, *args).decode())
+
+    def kill(self, lease: Lease, reason: str) -> bool:
+        """The batch is dead at once, with its reason; False when fenced."""
+        return bool(self._call("kill", lease.run, lease.batch, lease.fence, reason))
+
+    # --- housekeeping
+
+    def disown(self, run: str, worker: str) -> list[str]:
+        """Give back what a dead predecessor of this name held; returns the batches."""
+        return [b.decode() for b in self._call("disown", run, worker, self._attempts)]
+
+    def expire(self, run: str) -> list[tuple[str, str]]:
+        """Take back leases past their end; returns (batch, 'pending' or 'dead') for each."""
+        return [(b.decode(), o.decode()) for b, o in self._call("expire", run, self._attempts)]
+
+    def sweep_lock(self, ttl_s: float) -> bool:
+        """True for the one worker that may sweep now; the lock falls by itself after `ttl_s`."""
+        with self._translated("taking the sweep lock"):
+            return bool(self._redis.set(keys.SWEEP_LOCK, "1", nx=True, px=int(ttl_s * 1000)))
+
+    def epoch(self) -> str:
+        """The ledger's identity: a new one means that Redis was wiped."""
+        with self._translated("reading the epoch"):
+            self._redis.set(keys.EPOCH, secrets.token_hex(8), nx=True)
+            return str(self._redis.get(keys.EPOCH).decode())
+
+    def announce(self, worker: str, row: dict[str, Any]) -> None:
+        """Say that a worker lives and how it fares; for people only."""
+        seconds, micros = self._time()
+        row = {**row, "seen_ms": seconds * 1000 + micros // 1000}
+        with self._translated(f"announcing worker {worker}"):
+            self._redis.hset(keys.WORKERS, worker, json.dumps(row))
+
+    def retire(self, worker: str) -> None:
+        """Take a worker that ended in order off the list."""
+        with self._translated(f"retiring worker {worker}"):
+            self._redis.hdel(keys.WORKERS, worker)
+
+    # --- what is known
+
+    def runs(self) -> dict[str, str]:
+        """All known runs with their queues."""
+        with self._translated("listing the runs"):
+            rows = self._redis.hgetall(keys.RUNS)
+        return {name.decode(): queue.decode() for name, queue in rows.items()}
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """What each worker last announced; `silent_s` is its age."""
+        with self._translated("listing the workers"):
+            rows = self._redis.hgetall(keys.WORKERS)
+        now = self._time()[0]
+        known = {name.decode(): json.loads(row) for name, row in rows.items()}
+        return {n: {**r, "silent_s": max(0, now - r["seen_ms"] // 1000)} for n, r in known.items()}
+
+    def state(self, run: str) -> str:
+        """active, paused, cancelled or unknown."""
+        with self._translated(f"reading the state of run {run}"):
+            value = self._redis.hget(keys.redis_run(run, "run"), "state")
+        return value.decode() if value else "unknown"
+
+    def pending(self, run: str, limit: int = -1) -> list[str]:
+        """The pending batches, oldest first."""
+        with self._translated(f"reading the pending batches of {run}"):
+            names = self._redis.zrange(keys.redis_run(run, "pending"), 0, limit)
+        return [name.decode() for name in names]
+
+    def done(self, run: str) -> dict[str, ObjectRef]:
+        """The done-set."""
+        with self._translated(f"reading the done-set of {run}"):
+            rows = self._redis.hgetall(keys.redis_run(run, "done"))
+        return {b.decode(): ObjectRef.from_json(json.loads(r)) for b, r in rows.items()}
+
+    def story(self, run: str, batch: str) -> list[dict[str, Any]]:
+        """What happened to a batch, oldest first: {at (ms), what}."""
+        with self._translated(f"reading the story of {run}/{batch}"):
+            row = self._redis.hget(keys.redis_run(run, "story"), batch)
+        return list(json.loads(row)) if row else []
+
+    def status(self, run: str) -> RunStatus:
+        """The counts of a run, from one pipeline; UnknownRunError when there is none."""
+        with self._translated(f"reading the status of run {run}"):
+            status = reads.run_status(self._redis, run)
+        if status is None:
+            raise UnknownRunError(f"no run named {run!r} is known to the ledger: dflashq status")
+        return status
+
+    def batch_states(self, run: str) -> list[BatchStatus]:
+        """Every batch that the ledger knows, in order."""
+        with self._translated(f"reading the batches of run {run}"):
+            return reads.batch_states(self._redis, run)
+
+    def check(self) -> str:
+        """Write and read for real; returns the server's version. For `doctor` and boot."""
+        probe = f"{keys.NAMESPACE}:probe:{secrets.token_hex(4)}"
+        with self._translated("writing a probe"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.set(probe, "1", px=60_000)
+            pipe.execute_command("WAITAOF", 1, 0, 5000)
+            pipe.delete(probe)
+            results = pipe.execute(raise_on_error=False)
+            about = self._redis.info("server")
+        if isinstance(results[0], Exception):
+            raise LedgerError(f"Redis at {self._address} refuses writes: {results[0]}")
+        if self._fsync and isinstance(results[1], Exception):
+            raise LedgerError(
+                f"Redis at {self._address} does not write to disk ({results[1]}): start it with "
+                "--appendonly yes (Redis 7.2 or Valkey), or set DFLASHQ_KEEP_FSYNC=false and "
+                "accept that a restart of Redis regenerates unfinished batches."
+            )
+        return str(about.get("valkey_version") or about["redis_version"])
+
+    # --- inside
+
+    def _call(self, name: str, run: str, *args: Any, fsync: bool = False) -> Any:
+        """One script on one run's keys; loads it where Redis does not know it."""
+        with self._translated(f"{name} on run {run}"):
+            try:
+                return self._evaluate(name, run, args, fsync)
+            except redis.exceptions.NoScriptError:
+                self._redis.script_load(scripts.source(name))
+                return self._evaluate(name, run, args, fsync)
+
+    def _evaluate(self, name: str, run: str, args: tuple[Any, ...], fsync: bool) -> Any:
+        keyset = scripts.run_keys(run)
+        if not fsync:
+            return self._redis.evalsha(scripts.sha1(name), len(keyset), *keyset, *args)
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.evalsha(scripts.sha1(name), len(keyset), *keyset, *args)
+        pipe.execute_command("WAITAOF", 1, 0, 9000)
+        answer, synced = pipe.execute()
+        if not synced[0]:
+            raise redis.TimeoutError("the write was not on disk after 9 s")
+        return answer
+
+    def _time(self) -> tuple[int, int]:
+        with self._translated("reading the time"):
+            seconds, micros = self._redis.time()
+        return int(seconds), int(micros)
+
+    def _translated(self, doing: str) -> Any:
+        return translated(self._address, doing)
+
+    @staticmethod
+    def _lost(lease: Lease) -> LeaseLostError:
+        return LeaseLostError(
+            f"{lease.run}/{lease.batch}: the lease {lease.fence} is not ours any more; whoever "
+            "holds it now starts from what was kept"
+        )

@@ -1,0 +1,26 @@
+-- The right to work on the named batch, or on the oldest pending one.
+-- args: batch or '', worker, nonce, ttl ms, 1 when this nonce may have won already (lost reply)
+-- result: {'leased', batch, fence, attempts so far} or
+--         {'none', why}: unknown, paused, cancelled, idle (nothing is pending)
+local batch, worker, nonce, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local state = redis.call('HGET', RUN, 'state')
+if not state then return { 'none', 'unknown' } end
+if ARGV[5] == '1' then
+  for _, held in ipairs(redis.call('ZRANGE', LEASED, 0, -1)) do
+    local fence = redis.call('HGET', LEASES, held)
+    if fence and string.sub(fence, -#nonce) == nonce then
+      redis.call('ZADD', LEASED, now_ms() + ttl, held)
+      return { 'leased', held, fence, tonumber(redis.call('HGET', ATTEMPTS, held) or 0) }
+    end
+  end
+end
+if state ~= 'active' then return { 'none', state } end
+if batch == '' or not redis.call('ZSCORE', PENDING, batch) then
+  batch = redis.call('ZRANGE', PENDING, 0, 0)[1]
+  if not batch then return { 'none', 'idle' } end
+end
+local fence = redis.call('HINCRBY', RUN, 'fence', 1) .. '-' .. nonce
+redis.call('ZREM', PENDING, batch)
+redis.call('ZADD', LEASED, now_ms() + ttl, batch)
+redis.call('HSET', LEASES, batch, fence, batch .. ':worker', worker)
+return { 'leased', batch, fence, tonumber(redis.call('HGET', ATTEMPTS, batch) or 0) }

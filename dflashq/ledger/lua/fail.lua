@@ -1,0 +1,7 @@
+#!lua flags=allow-oom
+-- The holder's attempt failed. Safe to repeat.
+-- args: batch, fence, reason, attempts allowed
+-- result: 'pending' (it is tried again), 'dead' (attempts spent), 'fenced'
+local batch, fence = ARGV[1], ARGV[2]
+if not holds(batch, fence) then return 'fenced' end
+return requeue(batch, ARGV[4], ARGV[3])

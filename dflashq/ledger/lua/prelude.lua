@@ -1,0 +1,62 @@
+-- Shared by every script. The keys of a run, always in this order (all carry the tag {run}):
+--   1 run       hash    fingerprint queue state reason prompts batches fence kept_bytes
+--   2 pending   zset    batch -> order (oldest first)
+--   3 leased    zset    batch -> end of the lease, server ms
+--   4 leases    hash    batch -> fence; batch:worker, batch:begun
+--   5 attempts  hash    batch -> attempts begun; batch:spent -> those since work was last kept
+--   6 done      hash    batch -> object reference (JSON): the done-set
+--   7 dead      hash    batch -> reason
+--   8 story     hash    batch -> JSON list of what happened to it, newest last, 20 at most
+--   9 counters  hash    name -> count over the done batches
+-- Kept work of a batch lies under kept_key(batch): index:turn -> generation, index:v -> verdict.
+local RUN, PENDING, LEASED, LEASES, ATTEMPTS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local DONE, DEAD, STORY, COUNTERS = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function kept_key(batch)
+  return string.sub(RUN, 1, -4) .. 'kept:' .. batch
+end
+
+local function holds(batch, fence)
+  return fence ~= '' and redis.call('HGET', LEASES, batch) == fence
+end
+
+local function tell(batch, sentence)
+  local known = redis.call('HGET', STORY, batch)
+  local story = known and cjson.decode(known) or {}
+  story[#story + 1] = { at = now_ms(), what = sentence }
+  while #story > 20 do table.remove(story, 1) end
+  redis.call('HSET', STORY, batch, cjson.encode(story))
+end
+
+local function order(batch)
+  local number, revision = string.match(batch, '^batch%-(%d+)%.?r?(%d*)$')
+  return tonumber(number) + (tonumber(revision) or 0) / 1000
+end
+
+local function unlease(batch)
+  redis.call('ZREM', LEASED, batch)
+  redis.call('HDEL', LEASES, batch, batch .. ':worker', batch .. ':begun')
+end
+
+local function drop_kept(batch)
+  local bytes = tonumber(redis.call('HGET', kept_key(batch), 'bytes') or 0)
+  redis.call('DEL', kept_key(batch))
+  redis.call('HINCRBY', RUN, 'kept_bytes', -bytes)
+end
+
+-- The batch loses its lease: back to pending, or dead once its attempts are spent.
+local function requeue(batch, limit, reason)
+  unlease(batch)
+  tell(batch, reason)
+  if tonumber(redis.call('HGET', ATTEMPTS, batch .. ':spent') or 0) >= tonumber(limit) then
+    redis.call('HSET', DEAD, batch, reason)
+    return 'dead'
+  end
+  redis.call('ZADD', PENDING, order(batch), batch)
+  return 'pending'
+end

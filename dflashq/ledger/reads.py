@@ -1,0 +1,104 @@
+"""Reading the ledger: rows of Redis as records."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dflashq.core import codec, keys
+from dflashq.core.model import Generation, Verdict
+from dflashq.ledger.records import BatchStatus, Kept, RunStatus
+
+
+def decode_kept(raw: dict[bytes, bytes]) -> Kept:
+    """The fields of a kept hash: `index:turn`, `index:v`, and `bytes` (its size)."""
+    kept = Kept()
+    for field, payload in raw.items():
+        index, _, part = field.decode().partition(":")
+        if not part:
+            continue
+        row = json.loads(codec.decompress(payload))
+        if part == "v":
+            kept.verdicts[int(index)] = Verdict(**row)
+        else:
+            kept.generations[int(index), int(part)] = Generation.from_json(row)
+    return kept
+
+
+def _leased(client: Any, run: str, names: list[bytes]) -> list[BatchStatus]:
+    if not names:
+        return []
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.hget(keys.redis_run(run, "leases"), f"{name.decode()}:worker")
+        pipe.hget(keys.redis_run(run, "attempts"), name)
+        pipe.hlen(keys.redis_run(run, f"kept:{name.decode()}"))
+    got = pipe.execute()
+    return [
+        BatchStatus(
+            name.decode(),
+            "leased",
+            worker=(got[3 * i] or b"").decode(),
+            attempts=int(got[3 * i + 1] or 0),
+            kept=max(0, int(got[3 * i + 2]) - 1),
+        )
+        for i, name in enumerate(names)
+    ]
+
+
+def run_status(client: Any, run: str) -> RunStatus | None:
+    """The counts of a run, or None when the ledger does not know it."""
+    pipe = client.pipeline(transaction=False)
+    pipe.hgetall(keys.redis_run(run, "run"))
+    pipe.zcard(keys.redis_run(run, "pending"))
+    pipe.zrange(keys.redis_run(run, "leased"), 0, -1)
+    pipe.hlen(keys.redis_run(run, "done"))
+    pipe.hgetall(keys.redis_run(run, "dead"))
+    pipe.hgetall(keys.redis_run(run, "counters"))
+    pipe.time()
+    raw, pending, leased, done, dead, counters, now = pipe.execute()
+    if not raw:
+        return None
+    row = _text(raw)
+    return RunStatus(
+        name=run,
+        state=row["state"],
+        reason=row["reason"],
+        fingerprint=row["fingerprint"],
+        queue=row["queue"],
+        prompts=int(row["prompts"]),
+        batches=int(row["batches"]),
+        created_ms=int(float(row["created"])),
+        now_ms=int(now[0]) * 1000 + int(now[1]) // 1000,
+        pending=pending,
+        leased=_leased(client, run, leased),
+        done=done,
+        dead=_text(dead),
+        kept_bytes=int(row["kept_bytes"]),
+        counters={name: int(n) for name, n in _text(counters).items()},
+    )
+
+
+def batch_states(client: Any, run: str) -> list[BatchStatus]:
+    """Every batch of a run, in order."""
+    pipe = client.pipeline(transaction=False)
+    pipe.zrange(keys.redis_run(run, "pending"), 0, -1)
+    pipe.zrange(keys.redis_run(run, "leased"), 0, -1)
+    pipe.hkeys(keys.redis_run(run, "done"))
+    pipe.hgetall(keys.redis_run(run, "dead"))
+    pipe.hgetall(keys.redis_run(run, "attempts"))
+    pending, leased, done, dead, attempts = pipe.execute()
+    tries: dict[str, Any] = _text(attempts)
+    rows = _leased(client, run, leased)
+    for state, names in (("pending", pending), ("done", done)):
+        for name in (raw.decode() for raw in names):
+            rows.append(BatchStatus(name, state, attempts=int(tries.get(name, 0))))
+    rows += [
+        BatchStatus(b, "dead", attempts=int(tries.get(b, 0)), reason=why)
+        for b, why in _text(dead).items()
+    ]
+    return sorted(rows, key=lambda row: keys.parse_batch(row.name))
+
+
+def _text(row: dict[bytes, bytes]) -> dict[str, str]:
+    return {k.decode(): v.decode() for k, v in row.items()}

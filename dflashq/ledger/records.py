@@ -1,0 +1,72 @@
+"""What the ledger answers with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dflashq.core.model import Generation, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on a batch until its end; `fence` is compared whole by every verb."""
+
+    run: str
+    batch: str
+    fence: str
+    worker: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A lease, or why there is none: unknown, paused, cancelled, idle."""
+
+    lease: Lease | None
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Kept:
+    """Work of earlier attempts on a batch: by (index, turn), and verdicts by index."""
+
+    generations: dict[tuple[int, int], Generation] = field(default_factory=dict)
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """One batch as the ledger sees it; `state` is pending, leased, done or dead."""
+
+    name: str
+    state: str
+    worker: str = ""
+    attempts: int = 0
+    kept: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The counts of a run; `counters` cover the done batches, `kept` the unfinished ones."""
+
+    name: str
+    state: str
+    reason: str
+    fingerprint: str
+    queue: str
+    prompts: int
+    batches: int
+    created_ms: int
+    now_ms: int
+    pending: int
+    leased: list[BatchStatus]
+    done: int
+    dead: dict[str, str]
+    kept_bytes: int
+    counters: dict[str, int]
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do: every batch is done or dead, or the run was cancelled."""
+        return not self.leased and (self.pending == 0 or self.state == "cancelled")

@@ -1,0 +1,46 @@
+"""The Lua scripts as they lie in `lua/`: one a state change, each behind the shared prelude."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from dflashq.core import keys
+
+PARTS = (
+    "run",
+    "pending",
+    "leased",
+    "leases",
+    "attempts",
+    "done",
+    "dead",
+    "story",
+    "counters",
+)
+
+
+@cache
+def source(name: str) -> str:
+    """The text of one script with the prelude; a shebang line stays the first."""
+    folder = files("dflashq.ledger") / "lua"
+    prelude = (folder / "prelude.lua").read_text()
+    body = (folder / f"{name}.lua").read_text()
+    shebang, rest = ("", body)
+    if body.startswith("#!"):
+        shebang, _, rest = body.partition("\n")
+        shebang += "\n"
+    return f"{shebang}{prelude}\n{rest}"
+
+
+@cache
+def sha1(name: str) -> str:
+    """The name under which Redis caches a script."""
+    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+
+
+@cache
+def run_keys(run: str) -> tuple[str, ...]:
+    """The keys of a run in the order that every script expects."""
+    return tuple(keys.redis_run(run, part) for part in PARTS)
