@@ -47,6 +47,7 @@ class Settings(BaseSettings):
     keep_fsync: bool = Field(True, description="acknowledge kept work only when it is on disk")
     engine_restarts: int = Field(5, ge=0, description="engine restarts before the worker gives up")
     engine_python: str = Field("", description="python that has sglang; unset: the profile's own")
+    model_path: str = Field("", description="model folder; unset: the profile's own")
     cache_dir: Path = Field(
         default_factory=lambda: _xdg("XDG_CACHE_HOME", ".cache"),
         description="engine environments and models",

@@ -89,5 +89,9 @@ def revision_json(run: str, batch: str) -> str:
     return f"runs/{run}/revisions/{batch}.json"
 
 
+def revisions_prefix(run: str) -> str:
+    return f"runs/{run}/revisions/"
+
+
 def engine_object(run: str, engine_id: str) -> str:
     return f"runs/{run}/engines/{engine_id}.json"

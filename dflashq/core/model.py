@@ -36,9 +36,16 @@ class Sampling(_Frozen):
 
 
 class Checks(_Frozen):
-    """Thresholds of the verdicts (`core.checks`); units: tokens."""
+    """Thresholds of the verdicts (`core.checks`); units: tokens.
+
+    A generation loops when its last `loop_window` ids, and at least `loop_min_repeats` periods,
+    repeat with a period of at most `loop_max_period`.
+    """
 
     min_answer_tokens: int = Field(1, ge=1)
+    loop_window: int = Field(256, ge=2)
+    loop_max_period: int = Field(64, ge=1)
+    loop_min_repeats: int = Field(8, ge=2)
 
 
 class RunSpec(_Frozen):
@@ -55,7 +62,6 @@ class RunSpec(_Frozen):
     sampling: Sampling = Sampling()
     checks: Checks = Checks()
     batch_size: int = Field(1000, ge=1, le=1000)
-    limit: int | None = Field(None, ge=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,8 @@ class Generation:
     """One assistant turn as the engine gave it: exact ids, never re-tokenized text.
 
     `finish_reason` is the engine's type (stop, length, abort); `matched` the stop it names: the
-    id of an end token, a string for a stop that was not asked for, or None.
+    id of an end token, a string for a stop that was not asked for, or None. `engine` is the id of
+    the engine record that says which server gave it.
     """
 
     prompt_ids: list[int]
@@ -100,9 +107,10 @@ class Generation:
     matched: int | str | None = None
     spec_accept_length: float | None = None
     latency_s: float | None = None
+    engine: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Generation:

@@ -38,6 +38,16 @@ def connect(settings: Settings) -> Any:
     )
 
 
+def address(settings: Settings) -> str:
+    """The Redis address for messages: no credentials, wherever the URL carries them."""
+    return settings.redis_url.rpartition("@")[2].partition("?")[0]
+
+
+def out_of_memory(exc: BaseException) -> bool:
+    """Whether Redis refused a write because it is full."""
+    return isinstance(exc.__cause__, redis.OutOfMemoryError)
+
+
 @contextmanager
 def translated(address: str, doing: str) -> Iterator[None]:
     """Redis errors as LedgerUnreachableError (try again) or LedgerError; no secrets in either."""

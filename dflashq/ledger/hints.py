@@ -11,6 +11,7 @@ from dflashq.core.errors import LedgerUnreachableError
 from dflashq.ledger.connection import (
     PRIORITY_STEPS,
     SEPARATOR,
+    address,
     broker_options,
     connect,
     translated,
@@ -27,7 +28,7 @@ class Hints:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._address = settings.redis_url.rpartition("@")[2]
+        self._address = address(settings)
         self._redis = connect(settings)
         self._app = Celery("dflashq-hints", broker=settings.broker_url(), set_as_current=False)
         self._app.conf.update(

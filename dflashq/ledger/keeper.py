@@ -38,7 +38,8 @@ class LeaseKeeper:
     def stop(self) -> None:
         """End the heartbeat; leases still held run out by themselves."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def hold(self, lease: Lease, lost: Lost) -> None:
         with self._lock:
@@ -59,7 +60,14 @@ class LeaseKeeper:
             for lease in self.held():
                 by_run.setdefault(lease.run, []).append(lease)
             for run, leases in by_run.items():
-                self._renew(run, leases)
+                self._guarded(run, leases)
+
+    def _guarded(self, run: str, leases: list[Lease]) -> None:
+        """A heartbeat that ends takes every lease of the worker with it: nothing may end it."""
+        try:
+            self._renew(run, leases)
+        except Exception:
+            log.exception("heartbeat hit a bug, it goes on: run=%s leases=%d", run, len(leases))
 
     def _renew(self, run: str, leases: list[Lease]) -> None:
         try:

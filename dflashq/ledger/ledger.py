@@ -11,10 +11,10 @@ import redis
 
 from dflashq.config import Settings
 from dflashq.core import codec, keys
-from dflashq.core.errors import LeaseLostError, LedgerError, LedgerUnreachableError, UnknownRunError
+from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
 from dflashq.core.model import Generation, ObjectRef, Verdict
 from dflashq.ledger import reads, scripts
-from dflashq.ledger.connection import connect, translated
+from dflashq.ledger.connection import address, connect, out_of_memory, translated
 from dflashq.ledger.records import BatchStatus, Claim, Kept, Lease, RunStatus
 
 KeptEntry = tuple[str, bytes]
@@ -40,7 +40,7 @@ class Ledger:
 
     def __init__(self, settings: Settings) -> None:
         self._redis = connect(settings)
-        self._address = settings.redis_url.rpartition("@")[2]
+        self._address = address(settings)
         self._budget = settings.keep_budget_mb * 2**20
         self._fsync = settings.keep_fsync
         self._attempts = settings.attempts
@@ -49,10 +49,11 @@ class Ledger:
 
     def register(self, run: str, fingerprint: str, queue: str, prompts: int, batches: int) -> str:
         """Make a run known; returns the fingerprint on record, another one if the name is taken."""
-        on_record = self._call("register", run, fingerprint, queue, prompts, batches)
-        with self._translated(f"registering run {run}"):
-            self._redis.hset(keys.RUNS, run, queue)
-        return str(on_record.decode())
+        on_record = self._call("register", run, fingerprint, queue, prompts, batches).decode()
+        if on_record == fingerprint:
+            with self._translated(f"registering run {run}"):
+                self._redis.hset(keys.RUNS, run, queue)
+        return str(on_record)
 
     def add(self, run: str, batches: Iterable[str]) -> int:
         """Put batches in the outbox (pending); returns how many are new."""
@@ -75,13 +76,13 @@ class Ledger:
     # --- a lease
 
     def claim(self, run: str, batch: str, worker: str, ttl_s: float) -> Claim:
-        """Lease `batch`, or the run's oldest pending one; a lost reply is asked for again."""
+        """Lease `batch`, or the run's oldest pending one.
+
+        The nonce makes it safe to send again when a reply is lost, which the client does by
+        itself. A lease whose reply never came is nobody's and runs out.
+        """
         nonce = secrets.token_hex(8)
-        args = (batch, worker, nonce, int(ttl_s * 1000))
-        try:
-            got = self._call("claim", run, *args, 0)
-        except LedgerUnreachableError:
-            got = self._call("claim", run, *args, 1)
+        got = self._call("claim", run, batch, worker, nonce, int(ttl_s * 1000))
         if got[0] == b"none":
             return Claim(None, got[1].decode())
         return Claim(Lease(run, got[1].decode(), got[2].decode(), worker, int(got[3])))
@@ -111,7 +112,7 @@ class Ledger:
                 "keep", lease.run, lease.batch, lease.fence, self._budget, *args, fsync=self._fsync
             )
         except LedgerError as exc:
-            if isinstance(exc.__cause__, redis.OutOfMemoryError):
+            if out_of_memory(exc):
                 return False
             raise
         if got == b"fenced":
@@ -166,15 +167,27 @@ class Ledger:
         return [(b.decode(), o.decode()) for b, o in self._call("expire", run, self._attempts)]
 
     def sweep_lock(self, ttl_s: float) -> bool:
-        """True for the one worker that may sweep now; the lock falls by itself after `ttl_s`."""
-        with self._translated("taking the sweep lock"):
-            return bool(self._redis.set(keys.SWEEP_LOCK, "1", nx=True, px=int(ttl_s * 1000)))
+        """True for the one worker that may sweep now; the lock falls by itself after `ttl_s`.
+
+        A full Redis takes no lock: then everybody may, since sweeping is safe to repeat and a
+        full Redis must still get the leases of the dead back.
+        """
+        try:
+            with self._translated("taking the sweep lock"):
+                return bool(self._redis.set(keys.SWEEP_LOCK, "1", nx=True, px=int(ttl_s * 1000)))
+        except LedgerError as exc:
+            if out_of_memory(exc):
+                return True
+            raise
 
     def epoch(self) -> str:
         """The ledger's identity: a new one means that Redis was wiped."""
         with self._translated("reading the epoch"):
-            self._redis.set(keys.EPOCH, secrets.token_hex(8), nx=True)
-            return str(self._redis.get(keys.EPOCH).decode())
+            known = self._redis.get(keys.EPOCH)
+            if known is None:
+                self._redis.set(keys.EPOCH, secrets.token_hex(8), nx=True)
+                known = self._redis.get(keys.EPOCH)
+            return str(known.decode())
 
     def announce(self, worker: str, row: dict[str, Any]) -> None:
         """Say that a worker lives and how it fares; for people only."""
@@ -211,9 +224,11 @@ class Ledger:
         return value.decode() if value else "unknown"
 
     def pending(self, run: str, limit: int = -1) -> list[str]:
-        """The pending batches, oldest first."""
+        """The pending batches, oldest first: all, or `limit` of them at most."""
         with self._translated(f"reading the pending batches of {run}"):
-            names = self._redis.zrange(keys.redis_run(run, "pending"), 0, limit)
+            names = self._redis.zrange(
+                keys.redis_run(run, "pending"), 0, limit - 1 if limit > 0 else -1
+            )
         return [name.decode() for name in names]
 
     def done(self, run: str) -> dict[str, ObjectRef]:
@@ -253,9 +268,10 @@ class Ledger:
             about = self._redis.info("server")
         if isinstance(results[0], Exception):
             raise LedgerError(f"Redis at {self._address} refuses writes: {results[0]}")
-        if self._fsync and isinstance(results[1], Exception):
+        if self._fsync and (isinstance(results[1], Exception) or not results[1][0]):
+            why = "not within 5 s" if isinstance(results[1], list) else results[1]
             raise LedgerError(
-                f"Redis at {self._address} does not write to disk ({results[1]}): start it with "
+                f"Redis at {self._address} does not write to disk ({why}): start it with "
                 "--appendonly yes (Redis 7.2 or Valkey), or set DFLASHQ_KEEP_FSYNC=false and "
                 "accept that a restart of Redis regenerates unfinished batches."
             )

@@ -68,5 +68,9 @@ class RunStatus:
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to do: every batch is done or dead, or the run was cancelled."""
-        return not self.leased and (self.pending == 0 or self.state == "cancelled")
+        """Nothing is left to do: every batch is done or dead, or the run was cancelled.
+
+        Batches that an enqueue or a canary still holds back are counted in `batches` alone.
+        """
+        settled = self.pending == 0 and self.done + len(self.dead) >= self.batches
+        return not self.leased and (settled or self.state == "cancelled")

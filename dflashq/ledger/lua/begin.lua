@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- The attempt counts from here: the holder has its prompts and starts to generate. Safe to repeat.
 -- args: batch, fence
 -- result: attempts begun, this one included; 0 when fenced

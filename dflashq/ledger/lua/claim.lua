@@ -1,17 +1,18 @@
+#!lua flags=allow-oom
 -- The right to work on the named batch, or on the oldest pending one.
--- args: batch or '', worker, nonce, ttl ms, 1 when this nonce may have won already (lost reply)
+-- Safe to repeat: a nonce that won already gets its lease again (the first reply was lost).
+-- allow-oom: what fills Redis is freed only by whoever may claim and complete.
+-- args: batch or '', worker, nonce, ttl ms
 -- result: {'leased', batch, fence, attempts so far} or
 --         {'none', why}: unknown, paused, cancelled, idle (nothing is pending)
 local batch, worker, nonce, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local state = redis.call('HGET', RUN, 'state')
 if not state then return { 'none', 'unknown' } end
-if ARGV[5] == '1' then
-  for _, held in ipairs(redis.call('ZRANGE', LEASED, 0, -1)) do
-    local fence = redis.call('HGET', LEASES, held)
-    if fence and string.sub(fence, -#nonce) == nonce then
-      redis.call('ZADD', LEASED, now_ms() + ttl, held)
-      return { 'leased', held, fence, tonumber(redis.call('HGET', ATTEMPTS, held) or 0) }
-    end
+for _, held in ipairs(redis.call('ZRANGE', LEASED, 0, -1)) do
+  local fence = redis.call('HGET', LEASES, held)
+  if fence and string.sub(fence, -#nonce) == nonce then
+    redis.call('ZADD', LEASED, now_ms() + ttl, held)
+    return { 'leased', held, fence, tonumber(redis.call('HGET', ATTEMPTS, held) or 0) }
   end
 end
 if state ~= 'active' then return { 'none', state } end

@@ -12,7 +12,12 @@ for i = 4, #ARGV, 2 do
     bytes = bytes + #ARGV[i] + #ARGV[i + 1]
   end
 end
-if bytes == 0 then return 'kept' end
+if bytes == 0 then
+  -- A write all the same: WAITAOF waits for this connection's own writes only, and the one that
+  -- stored this may have lost its reply before it was on disk.
+  redis.call('HINCRBY', kept, 'bytes', 0)
+  return 'kept'
+end
 if tonumber(redis.call('HGET', RUN, 'kept_bytes') or 0) + bytes > budget then return 'full' end
 for i = 1, #fields, 2 do redis.call('HSET', kept, fields[i], fields[i + 1]) end
 redis.call('HINCRBY', kept, 'bytes', bytes)

@@ -38,15 +38,18 @@ local function order(batch)
   return tonumber(number) + (tonumber(revision) or 0) / 1000
 end
 
+local function drop_kept(batch)
+  local bytes = tonumber(redis.call('HGET', kept_key(batch), 'bytes') or 0)
+  if redis.call('DEL', kept_key(batch)) == 1 then
+    redis.call('HINCRBY', RUN, 'kept_bytes', -bytes)
+  end
+end
+
+-- The lease ends, however it ends; nobody will start from what a cancelled run kept.
 local function unlease(batch)
   redis.call('ZREM', LEASED, batch)
   redis.call('HDEL', LEASES, batch, batch .. ':worker', batch .. ':begun')
-end
-
-local function drop_kept(batch)
-  local bytes = tonumber(redis.call('HGET', kept_key(batch), 'bytes') or 0)
-  redis.call('DEL', kept_key(batch))
-  redis.call('HINCRBY', RUN, 'kept_bytes', -bytes)
+  if redis.call('HGET', RUN, 'state') == 'cancelled' then drop_kept(batch) end
 end
 
 -- The batch loses its lease: back to pending, or dead once its attempts are spent.

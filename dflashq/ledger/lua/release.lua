@@ -10,6 +10,5 @@ if redis.call('HGET', LEASES, batch .. ':begun') == fence
 end
 unlease(batch)
 tell(batch, ARGV[3])
-if redis.call('HGET', RUN, 'state') == 'cancelled' then drop_kept(batch) end
 redis.call('ZADD', PENDING, order(batch), batch)
 return 1

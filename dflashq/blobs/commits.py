@@ -1,0 +1,139 @@
+"""The commit point of a batch: its completions object, and the rejected object it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dflashq.blobs.s3 import Blob, Blobs
+from dflashq.core import codec, keys
+from dflashq.core.errors import BlobMissingError, ConflictError
+from dflashq.core.model import ObjectRef, canonical_json
+
+UNRECORDED = "unrecorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A committed batch as S3 holds it: its reference and where each index ended up.
+
+    `reasons` maps every rejected index to its reason; an index whose rejected row is missing has
+    the reason `unrecorded`.
+    """
+
+    ref: ObjectRef
+    accepted: tuple[int, ...]
+    reasons: dict[int, str]
+
+
+def write_commit(
+    blobs: Blobs,
+    run: str,
+    batch: str,
+    fingerprint: str,
+    accepted: bytes,
+    rejected: bytes | None,
+    counts: dict[str, int],
+) -> ObjectRef | None:
+    """Upload the rejected rows, then the completions if absent: the commit point.
+
+    The bodies are whole objects (`codec.compress`). None when a completions object is there
+    already, by whoever: `read_commit` says what it holds. Safe to repeat.
+    """
+    ref = ObjectRef(
+        keys.completions_object(run, batch), codec.sha256(accepted), fingerprint, counts
+    )
+    if rejected is not None:
+        digest = codec.sha256(rejected)
+        key = keys.rejected_object(run, batch, digest)
+        blobs.put_absent(key, rejected, {"sha256": digest, "fingerprint": fingerprint})
+        ref = replace(ref, rejected_key=key, rejected_sha256=digest)
+    if blobs.put_absent(ref.key, accepted, {"ref": canonical_json(ref.to_json()).decode()}):
+        return ref
+    return None
+
+
+def committed(blobs: Blobs, run: str, batch: str) -> bool:
+    """Whether the batch has a completions object."""
+    return blobs.head(keys.completions_object(run, batch)) is not None
+
+
+def read_commit(blobs: Blobs, run: str, batch: str, fingerprint: str, indexes: set[int]) -> Commit:
+    """What a committed batch holds, checked: sha256, fingerprint, index set.
+
+    ConflictError (a sentence) when the object is not this run's work on these indexes;
+    BlobMissingError when there is none.
+    """
+    key = keys.completions_object(run, batch)
+    blob = blobs.get(key)
+    ref = _reference(key, blob, fingerprint)
+    accepted = [int(row["index"]) for row in codec.decode_rows(blob.body)]
+    reasons = _rejected(blobs, ref)
+    _refuse_foreign(key, accepted, reasons, indexes)
+    missing = indexes - set(accepted) - set(reasons)
+    if missing and reasons:
+        raise ConflictError(f"{key} and its rejected object lack the indexes {_some(missing)}")
+    reasons |= dict.fromkeys(missing, UNRECORDED)
+    return Commit(_recounted(ref, missing), tuple(accepted), reasons)
+
+
+def _reference(key: str, blob: Blob, fingerprint: str) -> ObjectRef:
+    try:
+        ref = ObjectRef.from_json(json.loads(blob.metadata["ref"]))
+    except (KeyError, ValueError, TypeError):
+        raise ConflictError(f"{key} carries no reference of ours in its metadata") from None
+    if codec.sha256(blob.body) != ref.sha256:
+        raise ConflictError(
+            f"{key} is damaged: its sha256 is {codec.sha256(blob.body)[:12]}…, its metadata says "
+            f"{ref.sha256[:12]}…"
+        )
+    if ref.fingerprint != fingerprint:
+        raise ConflictError(
+            f"{key} belongs to another run: fingerprint {ref.fingerprint[:12]}…, "
+            f"ours is {fingerprint[:12]}…"
+        )
+    return ref
+
+
+def rejected_rows(blobs: Blobs, ref: ObjectRef) -> Iterator[dict[str, Any]]:
+    """The rejected rows that a commit names; BlobMissingError, or ConflictError when damaged."""
+    if ref.rejected_key is None:
+        return
+    body = blobs.get(ref.rejected_key).body
+    if codec.sha256(body) != ref.rejected_sha256:
+        raise ConflictError(f"{ref.rejected_key} is damaged: its sha256 is not the one recorded")
+    yield from codec.decode_rows(body)
+
+
+def _rejected(blobs: Blobs, ref: ObjectRef) -> dict[int, str]:
+    try:
+        return {int(row["index"]): str(row["reason"]) for row in rejected_rows(blobs, ref)}
+    except BlobMissingError:
+        return {}
+
+
+def _refuse_foreign(
+    key: str, accepted: list[int], reasons: dict[int, str], indexes: set[int]
+) -> None:
+    seen = set(accepted)
+    if len(seen) != len(accepted):
+        raise ConflictError(f"{key} holds an index twice")
+    if foreign := (seen | set(reasons)) - indexes:
+        raise ConflictError(f"{key} holds indexes of another batch: {_some(foreign)}")
+    if both := seen & set(reasons):
+        raise ConflictError(f"{key} and its rejected object share indexes: {_some(both)}")
+
+
+def _recounted(ref: ObjectRef, missing: set[int]) -> ObjectRef:
+    """The counts when the rejected object is lost: its reasons are unknown."""
+    if not missing:
+        return ref
+    counts = {k: v for k, v in ref.counts.items() if not k.startswith("rejected_")}
+    return replace(ref, counts=counts | {f"rejected_{UNRECORDED}": len(missing)})
+
+
+def _some(indexes: set[int]) -> str:
+    shown = ", ".join(map(str, sorted(indexes)[:5]))
+    return shown + (f" and {len(indexes) - 5} more" if len(indexes) > 5 else "")

@@ -1,0 +1,90 @@
+"""The records of a run on S3: run.json, its prompt objects, its revisions, its state."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.core import codec, keys
+from dflashq.core.errors import BlobMissingError, ConflictError, UnknownRunError
+from dflashq.core.model import BatchRecord, Prompt, RunRecord, canonical_json
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """Rejected prompts of a batch, to be run again; `supersedes` counts them by reason."""
+
+    batch: BatchRecord
+    supersedes: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"batch": self.batch.to_json(), "supersedes": self.supersedes}
+
+
+def read_run(blobs: Blobs, run: str) -> RunRecord:
+    """`run.json`; UnknownRunError when there is none."""
+    try:
+        body = blobs.get(keys.run_json(run)).body
+    except BlobMissingError:
+        raise UnknownRunError(
+            f"no run named {run!r} on S3 ({blobs!r}): `dflashq status` lists the runs"
+        ) from None
+    return RunRecord.from_json(json.loads(body))
+
+
+def write_run(blobs: Blobs, record: RunRecord) -> bool:
+    """Put `run.json` if absent; False when one is there already (read it and compare)."""
+    body = canonical_json(record.to_json())
+    return blobs.put_absent(keys.run_json(record.name), body, {"sha256": codec.sha256(body)})
+
+
+def read_revision(blobs: Blobs, run: str, batch: str) -> Revision:
+    """The record of a revision batch; BlobMissingError when there is none."""
+    row = json.loads(blobs.get(keys.revision_json(run, batch)).body)
+    return Revision(BatchRecord(**row["batch"]), row["supersedes"])
+
+
+def write_revision(blobs: Blobs, run: str, revision: Revision) -> bool:
+    """Put a revision's record if absent; False when it is there already."""
+    body = canonical_json(revision.to_json())
+    key = keys.revision_json(run, revision.batch.name)
+    return blobs.put_absent(key, body, {"sha256": codec.sha256(body)})
+
+
+def revisions(blobs: Blobs, run: str) -> list[Revision]:
+    """All revisions of a run, each batch's in order."""
+    names = [
+        key.rpartition("/")[2].removesuffix(".json")
+        for key in blobs.list(keys.revisions_prefix(run))
+    ]
+    return [read_revision(blobs, run, name) for name in sorted(names, key=keys.parse_batch)]
+
+
+def batch_record(blobs: Blobs, record: RunRecord, batch: str) -> BatchRecord:
+    """Where a batch (or a revision of one) finds its prompts; UnknownRunError when nowhere."""
+    number, revision = keys.parse_batch(batch)
+    if revision:
+        return read_revision(blobs, record.name, batch).batch
+    if number >= len(record.batches):
+        raise UnknownRunError(
+            f"run {record.name!r} has {len(record.batches)} batches; {batch} is none"
+        )
+    return record.batches[number]
+
+
+def read_prompts(blobs: Blobs, record: BatchRecord) -> list[Prompt]:
+    """The prompts of a batch, in order; ConflictError when the object is not the recorded one."""
+    body = blobs.get(record.key).body
+    if codec.sha256(body) != record.sha256:
+        raise ConflictError(
+            f"{record.key} is damaged: its sha256 is {codec.sha256(body)[:12]}…, recorded was "
+            f"{record.sha256[:12]}…. Enqueue the same files again: it writes the object anew."
+        )
+    return [Prompt.from_json(row) for row in codec.decode_rows(body)]
+
+
+def write_state(blobs: Blobs, run: str, state: str, reason: str) -> None:
+    """Mirror pause, resume and cancel, so that a lost Redis does not forget them."""
+    blobs.put(keys.state_json(run), canonical_json({"state": state, "reason": reason}))

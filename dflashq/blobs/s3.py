@@ -1,0 +1,215 @@
+"""S3 as a store of whole objects: put if absent, plain put, get, head, list, delete."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from pydantic import SecretStr
+
+from dflashq.config import Settings
+from dflashq.core.errors import BlobError, BlobMissingError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S, MAX_TRIES = 5.0, 60.0, 5
+_CONFLICT_TRIES, _CONFLICT_PAUSE_S = 8, 0.1
+_RACERS = 16
+_PRECONDITION_FAILED, _CONFLICT, _NOT_FOUND = 412, 409, 404
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """An object as read: its bytes and its user metadata."""
+
+    body: bytes = field(repr=False)
+    metadata: dict[str, str]
+
+
+def _plain(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def _make_client(settings: Settings) -> S3Client:
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=settings.s3_endpoint_url,
+        region_name=settings.s3_region,
+        aws_access_key_id=_plain(settings.s3_access_key_id),
+        aws_secret_access_key=_plain(settings.s3_secret_access_key),
+        config=Config(
+            s3={"addressing_style": "path"},
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            retries={"mode": "standard", "total_max_attempts": MAX_TRIES},
+            max_pool_connections=32,
+            tcp_keepalive=True,
+        ),
+    )
+
+
+def _status(exc: ClientError) -> int:
+    return int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+class Blobs:
+    """The bucket and prefix of the settings. Every call blocks; safe from many threads.
+
+    Keys are relative to the prefix. All methods raise BlobError when S3 refuses or does not
+    answer after its retries; all but `put_absent` are safe to repeat blindly.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.bucket = settings.s3_bucket
+        self.prefix = settings.s3_prefix.strip("/") + "/" if settings.s3_prefix.strip("/") else ""
+        self._endpoint = settings.s3_endpoint_url or "AWS"
+        self._client = _make_client(settings)
+
+    def __repr__(self) -> str:
+        return f"Blobs({self._endpoint}, bucket={self.bucket!r}, prefix={self.prefix!r})"
+
+    def put_absent(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
+        """True when this call created the object, False when one was there already.
+
+        False may also follow a lost reply to our own write: compare the metadata.
+        """
+        for pause in self._pauses():
+            try:
+                self._put(key, body, metadata, IfNoneMatch="*")
+            except ClientError as exc:
+                if _status(exc) == _PRECONDITION_FAILED:
+                    return False
+                if _status(exc) != _CONFLICT:
+                    self._raise("put", key, exc)
+                # 409: another conditional write to this key is under way; its end decides.
+                time.sleep(pause)
+            except BotoCoreError as exc:
+                self._raise("put", key, exc)
+            else:
+                return True
+        raise BlobError(
+            f"s3://{self.bucket}/{self.prefix}{key} was not written: other writers kept the key "
+            f"busy (HTTP 409) over {_CONFLICT_TRIES} tries. Safe to try again."
+        )
+
+    @staticmethod
+    def _pauses() -> Iterator[float]:
+        """Seconds between tries after a 409: growing, with jitter so that racers part."""
+        for attempt in range(_CONFLICT_TRIES):
+            yield random.uniform(0.5, 1.5) * _CONFLICT_PAUSE_S * 2**attempt
+
+    def put(self, key: str, body: bytes, metadata: Mapping[str, str] | None = None) -> None:
+        """Write the object, over whatever is there."""
+        self._call("put", key, partial(self._put, key, body, metadata or {}))
+
+    def _put(self, key: str, body: bytes, metadata: Mapping[str, str], **condition: Any) -> None:
+        # The CRC lets S3 refuse a body that was damaged on its way.
+        self._client.put_object(
+            Bucket=self.bucket,
+            Key=self.prefix + key,
+            Body=body,
+            Metadata=dict(metadata),
+            ChecksumAlgorithm="CRC32",
+            **condition,
+        )
+
+    def get(self, key: str) -> Blob:
+        """The whole object; BlobMissingError when it is absent."""
+        return self._call("get", key, partial(self._get, key))
+
+    def _get(self, key: str) -> Blob:
+        answer = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)
+        with answer["Body"] as stream:
+            return Blob(stream.read(), dict(answer["Metadata"]))
+
+    def head(self, key: str) -> dict[str, str] | None:
+        """The object's metadata, or None when it is absent."""
+        read = partial(self._client.head_object, Bucket=self.bucket, Key=self.prefix + key)
+        try:
+            return dict(self._call("head", key, read)["Metadata"])
+        except BlobMissingError:
+            return None
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """All keys under `prefix` in S3's order, relative to the settings' prefix; lazy."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.prefix + prefix
+        )
+        following = iter(pages)
+        while page := self._call("list", prefix, lambda: next(following, None)):
+            for entry in page.get("Contents", []):
+                yield entry["Key"].removeprefix(self.prefix)
+
+    def delete(self, key: str) -> None:
+        """Remove the object; an absent one is no error."""
+        remove = partial(self._client.delete_object, Bucket=self.bucket, Key=self.prefix + key)
+        self._call("delete", key, remove)
+
+    def check_conditional_put(self, prefix: str) -> None:
+        """Refuse (BlobError) a store on which racing conditional puts have not one winner.
+
+        Writes one probe object under `prefix` and removes it.
+        """
+        key = f"{prefix}probe-{secrets.token_hex(8)}"
+        bodies = [f"racer {number}".encode() for number in range(_RACERS)]
+        try:
+            with ThreadPoolExecutor(_RACERS) as pool:
+                won = list(pool.map(lambda body: self.put_absent(key, body, {}), bodies))
+            seen = self.get(key).body
+        finally:
+            self.delete(key)
+        if won.count(True) != 1 or seen != bodies[won.index(True)]:
+            raise BlobError(
+                f"{self!r} does not keep If-None-Match: of {_RACERS} racing writers "
+                f"{won.count(True)} were told that they created the object. Two workers could "
+                "overwrite each other's batch there, so nothing was started. Use an S3 with "
+                "conditional writes (AWS S3, SeaweedFS 4.48 or later)."
+            )
+
+    def _call(self, verb: str, key: str, call: Callable[[], Answer]) -> Answer:
+        try:
+            return call()
+        except (ClientError, BotoCoreError) as exc:
+            self._raise(verb, key, exc)
+
+    def _raise(self, verb: str, key: str, exc: ClientError | BotoCoreError) -> NoReturn:
+        """BlobError for `exc`; from None, since a botocore error may quote a request's headers."""
+        place = f"s3://{self.bucket}/{self.prefix}{key}"
+        if isinstance(exc, ClientError):
+            code = exc.response.get("Error", {}).get("Code", "unknown")
+            if _status(exc) == _NOT_FOUND and code in {"404", "NoSuchKey", "NotFound"}:
+                raise BlobMissingError(f"{place} does not exist ({verb}).") from None
+            raise BlobError(f"S3 refused to {verb} {place}: {code}. {_advice(code)}") from None
+        if isinstance(exc, NoCredentialsError):
+            raise BlobError(f"cannot {verb} {place}: no credentials. {_CREDENTIALS}") from None
+        raise BlobError(
+            f"cannot {verb} {place}: {type(exc).__name__} at {self._endpoint}. Nothing is known to "
+            "be written; safe to try again. Check DFLASHQ_S3_ENDPOINT_URL and that S3 is up."
+        ) from None
+
+
+_CREDENTIALS = "Check DFLASHQ_S3_ACCESS_KEY_ID and DFLASHQ_S3_SECRET_ACCESS_KEY."
+
+
+def _advice(code: str) -> str:
+    """The next step for an S3 error code."""
+    if code in {"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"}:
+        return _CREDENTIALS
+    if code == "NoSuchBucket":
+        return "Create the bucket or set DFLASHQ_S3_BUCKET."
+    return "Nothing was written; try again, and look at the log of S3 if it stays."

@@ -1,0 +1,57 @@
+"""`dflashq local`: Redis and S3 on this machine, for trying things and for one-machine fleets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+
+import click
+
+from dflashq import config
+from dflashq.embedded import local as servers
+from dflashq.embedded.local import LocalStatus
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+
+
+@click.group()
+def local() -> None:
+    """Run Redis and S3 on this machine; their data stays over down and up."""
+
+
+@local.command()
+@_json_option
+def up(as_json: bool) -> None:
+    """Start both servers, or leave them alone when they run."""
+    _show(servers.up(config.load()), as_json)
+
+
+@local.command()
+@_json_option
+def down(as_json: bool) -> None:
+    """Stop both servers; the data stays."""
+    _show(servers.down(config.load()), as_json)
+
+
+@local.command()
+@_json_option
+def status(as_json: bool) -> None:
+    """Tell what runs. Exit code 1 when a server is down."""
+    found = servers.status(config.load())
+    _show(found, as_json)
+    if not all(server.running for server in found.servers):
+        raise SystemExit(1)
+
+
+def _show(found: LocalStatus, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(asdict(found), default=str, indent=1))
+        return
+    for server in found.servers:
+        state = f"up at {server.address} (process {server.pid})" if server.running else "down"
+        click.echo(f"{server.name}: {state}, log {server.log_file}")
+    click.echo(f"data: {found.folder}")
+    if all(server.running for server in found.servers):
+        file = shlex.quote(str(found.env_file))
+        click.echo(f"to use them in this shell: set -a; . {file}; set +a")

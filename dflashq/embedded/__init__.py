@@ -1,0 +1,1 @@
+"""Real servers for one machine: Redis protocol, S3 protocol, and SGLang on the CPU."""

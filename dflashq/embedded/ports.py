@@ -1,0 +1,46 @@
+"""Free TCP ports on the loopback address.
+
+A port that is free now can be taken a moment later: whoever starts a server on it must still
+notice that the server did not come up.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Sequence
+
+from dflashq.core.errors import EmbeddedError
+
+HOST = "127.0.0.1"
+# Below Linux' ephemeral range (32768 and up), so that no outgoing connection takes the port.
+LOWEST, HIGHEST = 20_000, 32_000
+_TRIES = 500
+
+
+def port_is_free(port: int) -> bool:
+    """True when a server could listen on 127.0.0.1:`port` now. Does not block."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do it: a port in TIME_WAIT counts as free, a listening one does not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True
+
+
+def free_port(offsets: Sequence[int] = (0,)) -> int:
+    """A port P such that P + offset is free for every one of `offsets`.
+
+    Raises EmbeddedError when 500 random tries found none. Does not block.
+    """
+    for _ in range(_TRIES):
+        port = random.randrange(LOWEST, HIGHEST)
+        if all(port_is_free(port + offset) for offset in offsets):
+            return port
+    raise EmbeddedError(
+        f"no free port between {LOWEST} and {HIGHEST} on {HOST} after {_TRIES} tries. "
+        "Stop servers that are no longer needed and try again."
+    )

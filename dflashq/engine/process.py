@@ -1,0 +1,239 @@
+"""One server: a process of ours with its own ports, group and log, or one that others run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import requests
+
+from dflashq.config import Settings
+from dflashq.core.errors import ConfigError, EngineError, EngineStartError
+from dflashq.engine import lifetime
+from dflashq.engine.profiles import Profile
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.3
+_ASK_S = (3.0, 10.0)  # connect, read: short, so that a shutdown never waits long for an answer
+_LOGS_KEPT = 20
+_TAIL_BYTES = 4000
+_STRIKES, _STRIKE_S = 3, 2.0
+
+
+class Engine(Protocol):
+    """What the supervisor needs of a server. All methods belong to one thread."""
+
+    base_url: str
+
+    def start(self) -> None:
+        """Start the server without waiting for it."""
+
+    def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:
+        """Block until it generates; returns `/server_info`."""
+
+    def is_up(self) -> bool:
+        """False once it is gone."""
+
+    def obituary(self) -> str:
+        """Why it is gone, with the tail of its log."""
+
+    def stop(self, grace_s: float) -> None:
+        """End it; blocks until it is gone. Safe to repeat."""
+
+
+def new_engine(profile: Profile, settings: Settings, number: int) -> Engine:
+    """The server of a profile, not started; `number` counts the starts of this worker."""
+    if profile.launch.kind == "external":
+        return ExternalEngine(profile)
+    return EngineProcess(profile, settings, number=number)
+
+
+class EngineProcess:
+    """A server process that is ours: it dies with the thread that starts it.
+
+    It listens on fresh ports, and is killed as a group. `number` tells the logs of several
+    starts apart.
+    """
+
+    def __init__(self, profile: Profile, settings: Settings, *, number: int = 1) -> None:
+        self._profile, self._settings = profile, settings
+        self.port = lifetime.pick_port()
+        self.nccl_port = lifetime.pick_port(but=frozenset({self.port}))
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        gpu = re.sub(r"[^A-Za-z0-9]+", "-", settings.gpu) or "cpu"
+        self._log_stem = f"engine-{profile.name}-{gpu}-"
+        name = f"{self._log_stem}{os.getpid()}-{number}.log"
+        self.log_file = settings.state_dir / "logs" / name
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id, and id of the process group. EngineError before the start."""
+        return self._started().pid
+
+    def start(self) -> None:
+        """Start the process. ConfigError when the profile's python or model is not there."""
+        argv = self._argv()
+        self._make_log_folder()
+        env = dict(self._profile.launch.env)
+        if self._settings.gpu:
+            env["CUDA_VISIBLE_DEVICES"] = self._settings.gpu
+        with self.log_file.open("wb") as sink:
+            self._process = lifetime.spawn(argv, env, sink)
+        log.info("engine %s started: pid=%d %s", self._profile.name, self.pid, self.base_url)
+
+    def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:
+        """Block until the server reports itself and generates one token; its `/server_info`.
+
+        EngineStartError, with the log's tail, when it dies or is late, or `stop` is set.
+        """
+        ready = _Readiness(self.base_url)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if stop.is_set():
+                raise EngineStartError("the start of the engine was called off.")
+            if not self.is_up():
+                raise EngineStartError(f"the engine did not start: {self.obituary()}")
+            if ready.reached():
+                return ready.server_info
+            if time.monotonic() > deadline:
+                raise EngineStartError(
+                    f"the engine was not ready after {timeout_s:.0f} s ({ready.missing}). "
+                    + self._tail()
+                )
+            stop.wait(_POLL_S)
+
+    def is_up(self) -> bool:
+        """True while the process runs; it may still hang."""
+        return self._process is not None and not lifetime.has_exited(self._process)
+
+    def obituary(self) -> str:
+        """How it ended, and the tail of its log. Ends what is left of its group."""
+        self.stop(0)
+        code = self._started().returncode
+        how = f"it exited with {code}"
+        if code is not None and code < 0:
+            how = f"it was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (by itself after a crash of one of its processes, or for lack of memory)"
+        return f"{how}. {self._tail()}"
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM, `grace_s`, SIGKILL to the group; blocks until it is gone. Safe to repeat."""
+        if self._process is not None and not lifetime.end(self._process, grace_s):
+            log.error("engine pid=%d: a process of its group survived SIGKILL", self.pid)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise EngineError("the engine was not started.")
+        return self._process
+
+    def _argv(self) -> list[str]:
+        launch, model = self._profile.launch, self._profile.model
+        if launch.kind == "sglang":
+            if shutil.which(launch.python) is None:
+                raise ConfigError(
+                    f"profile {self._profile.name!r} starts its engine with {launch.python}, which "
+                    "is not there: install the engine, or set DFLASHQ_ENGINE_PYTHON."
+                )
+            if not model.path or not Path(model.path).is_dir():
+                raise ConfigError(
+                    f"profile {self._profile.name!r} finds no model folder at {model.path!r}: "
+                    "download the model, or set DFLASHQ_MODEL_PATH."
+                )
+        gpu = self._settings.gpu
+        return self._profile.argv(self.port, self.nccl_port, model.path, launch.python, gpu)
+
+    def _make_log_folder(self) -> None:
+        folder = self.log_file.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        logs = sorted(folder.glob(f"{self._log_stem}*.log"), key=lambda f: f.stat().st_mtime)
+        for old in logs[: -_LOGS_KEPT + 1]:
+            old.unlink(missing_ok=True)
+
+    def _tail(self) -> str:
+        body = self.log_file.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        lines = "\n".join(body.splitlines()[-20:])
+        return f"The end of its log {self.log_file}:\n{lines}"
+
+
+class ExternalEngine:
+    """A server that somebody else runs, at a fixed address: it is only asked, never started."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.base_url = profile.launch.url.rstrip("/")
+        self._misses = 0
+        self._asked = 0.0
+        self._last = ""
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:
+        """Block until it generates one token. EngineStartError when late, or `stop` is set."""
+        ready = _Readiness(self.base_url)
+        deadline = time.monotonic() + timeout_s
+        while not ready.reached():
+            if stop.is_set() or time.monotonic() > deadline:
+                raise EngineStartError(
+                    f"the engine at {self.base_url} is not ready: {ready.missing}."
+                )
+            stop.wait(_POLL_S)
+        return ready.server_info
+
+    def is_up(self) -> bool:
+        """False after three misses in a row, two seconds apart."""
+        if time.monotonic() - self._asked >= _STRIKE_S:
+            self._asked = time.monotonic()
+            try:
+                _ask(f"{self.base_url}/server_info")
+                self._misses = 0
+            except requests.RequestException as exc:
+                self._misses, self._last = self._misses + 1, type(exc).__name__
+        return self._misses < _STRIKES
+
+    def obituary(self) -> str:
+        """What the last question met."""
+        return f"the engine at {self.base_url} does not answer ({self._last})."
+
+    def stop(self, grace_s: float) -> None:
+        """It is not ours to stop."""
+
+
+class _Readiness:
+    """Ready is: it says what it is, and one token comes out. `missing` tells how far it got."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self.server_info: dict[str, Any] = {}
+        self.missing = "it does not listen yet"
+
+    def reached(self) -> bool:
+        """Ask once; blocks for seconds at most."""
+        try:
+            self.server_info = _ask(f"{self._base_url}/server_info")
+            self.missing = "it listens, but generates nothing"
+            one = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+            _ask(f"{self._base_url}/generate", one)
+        except requests.RequestException as exc:
+            log.debug("engine at %s: %s (%s)", self._base_url, self.missing, exc)
+            return False
+        return True
+
+
+def _ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    with requests.Session() as session:
+        session.trust_env = False  # a proxy of the environment has no business on this host
+        answer = session.request("POST" if body else "GET", url, json=body, timeout=_ASK_S)
+        answer.raise_for_status()
+        row: dict[str, Any] = answer.json()
+        return row

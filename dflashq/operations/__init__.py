@@ -1,0 +1,1 @@
+"""What a person, or a worker's clock, asks of the fleet."""

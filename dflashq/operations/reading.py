@@ -1,0 +1,72 @@
+"""Prompt files become outcomes, one a row, in a stream: what `enqueue` reads."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dflashq.core.errors import InputError
+from dflashq.core.prompts import REJECT, Outcome, normalise, noted, rejected
+from dflashq.core.seen import SeenIds, prompt_key
+from dflashq.operations.containers import Defect, records
+from dflashq.operations.sources import utf8_chunks
+
+log = logging.getLogger(__name__)
+
+
+class Row(NamedTuple):
+    """One row of a file: its line (its element number in an array), outcome and bytes."""
+
+    line: int
+    outcome: Outcome
+    raw: bytes
+
+
+def read_prompts(path: Path, seen: SeenIds | None = None) -> Iterator[Row]:
+    """Every row of one prompt file with what became of it; blank lines are no rows.
+
+    Give the same `seen` for all files of a run, so that repeated ids are found across them.
+    Blocks on the disk, holds a few MiB. Raises InputError, at the end, when no row of the file
+    is usable (with the counts by reason), and at once when the file cannot be read.
+    """
+    seen = seen if seen is not None else SeenIds()
+    reasons: Counter[str] = Counter()
+    usable = False
+    for line, raw, value in records(str(path), utf8_chunks(path)):
+        if type(value) is Defect:
+            outcome = rejected(value.why, value.detail)
+        else:
+            outcome = _outcome(value, seen)
+        if outcome.do == REJECT:
+            reasons[outcome.why[0]] += 1
+        else:
+            usable = True
+        yield Row(line, outcome, raw)
+    if not usable:
+        raise _no_rows(path, reasons)
+
+
+def _outcome(value: object, seen: SeenIds) -> Outcome:
+    outcome = normalise(value)
+    row = outcome.row
+    if row is None or not isinstance(value, dict):
+        return outcome
+    given = value.get("id")
+    # Digits alone are a row's number in its source: sources that were joined repeat it rightly.
+    if type(given) is not str or not given or given.isdigit():
+        return outcome
+    repeated = seen.repeated(given, prompt_key(row))
+    return noted(outcome, "duplicate_id") if repeated else outcome
+
+
+def _no_rows(path: Path, reasons: Counter[str]) -> InputError:
+    if not reasons:
+        return InputError(f"{path} has no rows: it is empty. Nothing was enqueued.")
+    counts = ", ".join(f"{why} {count}" for why, count in reasons.most_common())
+    return InputError(
+        f"{path} has no rows that can be used: {reasons.total()} rejected ({counts}). "
+        "Nothing was enqueued."
+    )

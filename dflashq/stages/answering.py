@@ -1,0 +1,174 @@
+"""Answering one prompt: every assistant turn in order, each judged in token space."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from dflashq.core import checks, codec
+from dflashq.core.answer import split_answer
+from dflashq.core.errors import (
+    EngineDownError,
+    EngineError,
+    EngineRefusedError,
+    EngineTransientError,
+)
+from dflashq.core.model import Generation, Message, Prompt, RunSpec, Verdict
+from dflashq.core.sample import assistant_message, rejected_row, sample_row
+from dflashq.stages.attempt import Attempt
+from dflashq.stages.station import Station
+
+log = logging.getLogger(__name__)
+
+TRANSIENT_TRIES = 6
+BACKOFF_S, BACKOFF_CAP_S = 0.5, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A prompt that has its verdict: the encoded row and what it counts.
+
+    The row is kept encoded: a batch of long answers as Python integers would fill the memory.
+    """
+
+    index: int
+    reason: str | None
+    line: bytes = field(repr=False)
+    counts: dict[str, int]
+
+
+@dataclass(slots=True)
+class Answering:
+    """Answers the prompts of one attempt on one engine.
+
+    `keep(index, turn, generation)` and `reject(index, verdict)` store what is finished; neither
+    blocks.
+    """
+
+    station: Station
+    attempt: Attempt
+    spec: RunSpec
+    keep: Callable[[int, int, Generation], None]
+    reject: Callable[[int, Verdict], None]
+
+    async def settle(
+        self, prompt: Prompt, kept: dict[int, Generation], verdict: Verdict | None
+    ) -> Settled:
+        """All turns of a prompt, from what was kept on; ends at the first rejected turn.
+
+        EngineError when the engine kept failing on it; whatever was finished is kept.
+        """
+        history: list[Message] = []
+        generations: list[Generation] = []
+        reasoning = 0
+        for message in prompt.messages:
+            history.append(message)
+            if message["role"] != "user" or (verdict and not verdict.accepted):
+                continue
+            turn = len(generations)
+            generation = kept.get(turn)
+            try:
+                if generation is None:
+                    generation = await self._generate(prompt, history)
+                    self.keep(prompt.index, turn, generation)
+            except EngineRefusedError as exc:
+                verdict = Verdict(_refusal(exc), str(exc))
+                self.reject(prompt.index, verdict)
+                continue
+            generations.append(generation)
+            verdict = self._judge(generation)
+            parts = split_answer(
+                generation.output_ids,
+                self.station.renderer.decode,
+                self.station.markers,
+                thinking=self.spec.thinking,
+            )
+            reasoning += parts.reasoning_tokens
+            history.append(assistant_message(parts))
+        return self._settled(prompt, history, generations, reasoning, verdict or Verdict())
+
+    def _judge(self, generation: Generation) -> Verdict:
+        return checks.judge(
+            generation,
+            checks=self.spec.checks,
+            max_new_tokens=self.spec.sampling.max_new_tokens,
+            markers=self.station.markers,
+            thinking=self.spec.thinking,
+        )
+
+    async def _generate(self, prompt: Prompt, history: list[Message]) -> Generation:
+        """One turn; waits out an engine that is down, retries what may pass."""
+        failures, pause = 0, BACKOFF_S
+        while True:
+            try:
+                return await self._ask(prompt, history)
+            except EngineRefusedError:
+                raise
+            except EngineDownError as exc:
+                log.debug("engine down: batch=%s index=%d: %s", self._batch, prompt.index, exc)
+            except EngineTransientError as exc:
+                failures += 1
+                log.warning("try again: batch=%s index=%d: %s", self._batch, prompt.index, exc)
+                if failures >= TRANSIENT_TRIES:
+                    raise EngineError(
+                        f"the engine failed {failures} times on prompt {prompt.index}: {exc}"
+                    ) from exc
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, BACKOFF_CAP_S)
+
+    @property
+    def _batch(self) -> str:
+        return f"{self.attempt.lease.run}/{self.attempt.lease.batch}"
+
+    async def _ask(self, prompt: Prompt, history: list[Message]) -> Generation:
+        async with self.station.admitted(self.attempt):
+            ids = self.station.renderer.render(history, prompt.tools, thinking=self.spec.thinking)
+            self._refuse_too_long(len(ids))
+            engine_id = self.station.engine_id
+            generation = await self.station.client.generate(
+                ids,
+                self.spec.sampling,
+                f"dfq-{secrets.token_hex(16)}",
+                self.station.markers.end_ids,
+            )
+        self.station.output_tokens += len(generation.output_ids)
+        return replace(generation, engine=engine_id)
+
+    def _refuse_too_long(self, prompt_tokens: int) -> None:
+        limit, wanted = self.station.context_length, self.spec.sampling.max_new_tokens
+        if limit is not None and prompt_tokens + wanted > limit:
+            raise TooLongError(
+                f"{prompt_tokens} prompt tokens + {wanted} new ones exceed the engine's context "
+                f"of {limit}"
+            )
+
+    def _settled(
+        self,
+        prompt: Prompt,
+        history: list[Message],
+        generations: list[Generation],
+        reasoning: int,
+        verdict: Verdict,
+    ) -> Settled:
+        row = sample_row(prompt, history, generations, reasoning, self.attempt.number)
+        counts = {
+            "generations": len(generations),
+            "prompt_tokens": row["usage"]["prompt_tokens"],
+            "output_tokens": row["usage"]["completion_tokens"],
+            "reasoning_tokens": reasoning,
+        }
+        if not verdict.accepted:
+            row = rejected_row(row, verdict)
+        return Settled(prompt.index, verdict.reason, codec.encode_line(row), counts)
+
+
+class TooLongError(EngineRefusedError):
+    """Prompt and answer together do not fit the engine's context; it was not asked."""
+
+
+def _refusal(exc: EngineRefusedError) -> str:
+    return "too_long" if isinstance(exc, TooLongError) else "refused_input"

@@ -1,0 +1,91 @@
+"""One lease's try: when it must stop, and how it waits out an outage."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from dflashq.core.errors import (
+    BlobError,
+    BlobMissingError,
+    DflashqError,
+    LeaseLostError,
+    LedgerUnreachableError,
+)
+from dflashq.ledger import Lease
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+DRAIN = "drain"
+
+
+class StoppedError(DflashqError):
+    """The attempt was told to stop; `why` is drain, paused, cancelled, fenced or unknown."""
+
+    def __init__(self, lease: Lease, why: str) -> None:
+        self.why = why
+        super().__init__(f"{lease.run}/{lease.batch}: stopped ({why})")
+
+
+class Attempt:
+    """A lease at work; `stop` may come from any thread (heartbeat, drain) and is heard once."""
+
+    def __init__(self, lease: Lease, order: float) -> None:
+        self.lease, self.order = lease, order
+        self.number = lease.attempts + 1
+        self._why = ""
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+
+    @property
+    def why(self) -> str:
+        """Why it was stopped; empty while it goes on."""
+        return self._why
+
+    def stop(self, why: str) -> None:
+        """Tell the attempt to end; what it has is kept."""
+        with self._lock:
+            if self._why:
+                return
+            self._why = why
+            self._stopped.set()
+            if self._cancel is not None:
+                self._cancel()
+
+    def on_stop(self, cancel: Callable[[], object]) -> None:
+        """Call this once when the attempt is stopped; at once when it is already."""
+        with self._lock:
+            self._cancel = cancel
+            if self._why:
+                cancel()
+
+    def check(self) -> None:
+        """Raise StoppedError once stopped, LeaseLostError when the lease is not ours any more."""
+        if self._why == "fenced":
+            raise LeaseLostError(
+                f"{self.lease.run}/{self.lease.batch}: another worker holds the lease now"
+            )
+        if self._why:
+            raise StoppedError(self.lease, self._why)
+
+    def patiently(self, call: Callable[[], Answer], doing: str) -> Answer:
+        """Repeat `call` through outages of Redis or S3 until it answers or the attempt is stopped.
+
+        Blocks. An outage is nobody's fault: it spends no attempt.
+        """
+        pause = 0.2
+        while True:
+            self.check()
+            try:
+                return call()
+            except BlobMissingError:
+                raise
+            except (LedgerUnreachableError, BlobError) as exc:
+                log.warning("%s/%s: %s: %s", self.lease.run, self.lease.batch, doing, exc)
+            self._stopped.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, 15.0)

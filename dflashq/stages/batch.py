@@ -1,0 +1,114 @@
+"""One attempt on one batch: read, answer what is not kept, commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from dflashq.blobs import commits, runs
+from dflashq.blobs.s3 import Blobs
+from dflashq.core.errors import EngineError
+from dflashq.core.model import Generation, ObjectRef, Prompt, RunRecord, Verdict
+from dflashq.ledger import Kept, Ledger
+from dflashq.ledger.ledger import generation_entry, verdict_entry
+from dflashq.stages.answering import Answering, Settled
+from dflashq.stages.attempt import Attempt
+from dflashq.stages.commit import Committer
+from dflashq.stages.records import Records
+from dflashq.stages.station import Station
+
+log = logging.getLogger(__name__)
+
+
+class BatchWork:
+    """The work of one attempt; `run` blocks until the batch is committed or the attempt is over."""
+
+    def __init__(
+        self, attempt: Attempt, station: Station, ledger: Ledger, blobs: Blobs, records: Records
+    ) -> None:
+        self._attempt, self._station = attempt, station
+        self._ledger, self._blobs, self._records = ledger, blobs, records
+
+    def run(self) -> ObjectRef:
+        """Commit the batch, or adopt the commit that is there.
+
+        StoppedError and LeaseLostError when the attempt is over, ConflictError when the commit
+        object is not ours, any other error when the attempt failed.
+        """
+        attempt, lease = self._attempt, self._attempt.lease
+        record = attempt.patiently(lambda: self._records.run(lease.run), "reading run.json")
+        batch, superseded = attempt.patiently(
+            lambda: self._records.batch(record, lease.batch), "reading the batch's record"
+        )
+        prompts = attempt.patiently(
+            lambda: runs.read_prompts(self._blobs, batch), "reading the prompts"
+        )
+        committer = Committer(self._ledger, self._blobs, attempt, record.fingerprint, superseded)
+        if attempt.patiently(
+            lambda: commits.committed(self._blobs, lease.run, lease.batch), "looking for a commit"
+        ):
+            return committer.adopt({prompt.index for prompt in prompts})
+        attempt.number = attempt.patiently(lambda: self._ledger.begin(lease), "beginning")
+        kept = attempt.patiently(lambda: self._ledger.kept(lease), "reading kept work")
+        return committer.commit(self._settle(record, prompts, kept))
+
+    def _settle(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> list[Settled]:
+        attempt, station = self._attempt, self._station
+        log.info(
+            "batch begins: run=%s batch=%s attempt=%d prompts=%d kept=%d",
+            *(record.name, attempt.lease.batch, attempt.number, len(prompts)),
+            len(kept.generations),
+        )
+        settled = station.loop.run(self._cancellable(record, prompts, kept))
+        if settled is None:
+            attempt.check()
+            raise EngineError("the generations of this attempt were cancelled from outside")
+        for engine_id, engine in station.engine_records.items():
+            attempt.patiently(
+                lambda i=engine_id, e=engine: self._records.engine(record.name, i, e),  # type: ignore[misc]
+                "recording the engine",
+            )
+        return settled
+
+    async def _cancellable(
+        self, record: RunRecord, prompts: list[Prompt], kept: Kept
+    ) -> list[Settled] | None:
+        """None when the attempt was stopped, after everything has unwound."""
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(self._answer(record, prompts, kept))
+        self._attempt.on_stop(lambda: loop.call_soon_threadsafe(work.cancel))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            return None
+
+    async def _answer(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> list[Settled]:
+        """All prompts of the batch at once; the gate decides how many are in flight."""
+        answering = Answering(
+            self._station, self._attempt, record.spec, self._keep, self._keep_verdict
+        )
+        turns: dict[int, dict[int, Generation]] = {}
+        for (index, turn), generation in kept.generations.items():
+            turns.setdefault(index, {})[turn] = generation
+        answers = await asyncio.gather(
+            *(
+                answering.settle(p, turns.get(p.index, {}), kept.verdicts.get(p.index))
+                for p in prompts
+            ),
+            # One prompt's failure must not throw away what the others have in flight.
+            return_exceptions=True,
+        )
+        settled = [answer for answer in answers if isinstance(answer, Settled)]
+        faults = [answer for answer in answers if isinstance(answer, BaseException)]
+        if faults:
+            raise EngineError(
+                f"{len(faults)} of {len(prompts)} prompts failed, the others are kept; "
+                f"the first: {faults[0]}"
+            ) from faults[0]
+        return settled
+
+    def _keep(self, index: int, turn: int, generation: Generation) -> None:
+        self._station.keeping.add(self._attempt, generation_entry(index, turn, generation))
+
+    def _keep_verdict(self, index: int, verdict: Verdict) -> None:
+        self._station.keeping.add(self._attempt, verdict_entry(index, verdict))

@@ -1,0 +1,89 @@
+"""Committing a batch: upload, then complete; or adopt what is there already."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+from dflashq.blobs.commits import Commit, read_commit, write_commit
+from dflashq.blobs.s3 import Blobs
+from dflashq.core import codec
+from dflashq.core.model import ObjectRef
+from dflashq.ledger import Ledger
+from dflashq.stages.answering import Settled
+from dflashq.stages.attempt import Attempt
+
+log = logging.getLogger(__name__)
+
+
+def counts_of(settled: Iterable[Settled]) -> dict[str, int]:
+    """The counts of a batch: prompts, accepted, rejected_REASON, generations, tokens."""
+    counts: Counter[str] = Counter()
+    for one in settled:
+        counts["prompts"] += 1
+        counts["accepted" if one.reason is None else f"rejected_{one.reason}"] += 1
+        counts.update(one.counts)
+    return dict(counts)
+
+
+class Committer:
+    """Brings the settled prompts of one attempt to their committed place.
+
+    `superseded` counts, by reason, the rejected rows that this revision replaces.
+    Every method blocks, waits out outages, and raises StoppedError or LeaseLostError when the
+    attempt is over, ConflictError when the commit object is not ours.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        blobs: Blobs,
+        attempt: Attempt,
+        fingerprint: str,
+        superseded: dict[str, int],
+    ) -> None:
+        self._ledger, self._blobs, self._attempt = ledger, blobs, attempt
+        self._fingerprint, self._superseded = fingerprint, superseded
+
+    def commit(self, settled: list[Settled]) -> ObjectRef:
+        """Upload and complete; whoever committed first, the object on S3 is what counts."""
+        lease = self._attempt.lease
+        rows = sorted(settled, key=lambda one: one.index)
+        accepted = codec.compress(b"".join(one.line for one in rows if one.reason is None))
+        rejected = b"".join(one.line for one in rows if one.reason is not None)
+        ref = self._attempt.patiently(
+            lambda: write_commit(
+                self._blobs,
+                lease.run,
+                lease.batch,
+                self._fingerprint,
+                accepted,
+                codec.compress(rejected) if rejected else None,
+                counts_of(rows),
+            ),
+            "uploading",
+        )
+        if ref is None:
+            return self.adopt({one.index for one in rows})
+        return self._complete(ref)
+
+    def adopt(self, indexes: set[int]) -> ObjectRef:
+        """Complete with the object that is on S3 already, checked whole."""
+        lease = self._attempt.lease
+        found: Commit = self._attempt.patiently(
+            lambda: read_commit(self._blobs, lease.run, lease.batch, self._fingerprint, indexes),
+            "reading the committed object",
+        )
+        log.info("adopted: run=%s batch=%s object=%s", lease.run, lease.batch, found.ref.key)
+        return self._complete(found.ref)
+
+    def _complete(self, ref: ObjectRef) -> ObjectRef:
+        counters = Counter(ref.counts)
+        if self._superseded:
+            counters["prompts"] = 0
+            counters.subtract({f"rejected_{r}": n for r, n in self._superseded.items()})
+        self._attempt.patiently(
+            lambda: self._ledger.complete(self._attempt.lease, ref, counters), "completing"
+        )
+        return ref

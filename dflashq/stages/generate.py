@@ -1,0 +1,180 @@
+"""The generate stage: from a hint to a committed batch."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.config import Settings
+from dflashq.core.errors import (
+    ConflictError,
+    DflashqError,
+    LeaseLostError,
+    LedgerError,
+    LedgerUnreachableError,
+)
+from dflashq.ledger import Lease, LeaseKeeper, Ledger
+from dflashq.stages.attempt import DRAIN, Attempt, StoppedError
+from dflashq.stages.batch import BatchWork
+from dflashq.stages.records import Records
+from dflashq.stages.station import Station
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 10.0
+
+
+class Generator:
+    """Works on the batches of one worker; `handle` runs in as many threads as batches overlap."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        worker: str,
+        station: Station,
+        ledger: Ledger,
+        blobs: Blobs,
+        keeper: LeaseKeeper,
+    ) -> None:
+        self._settings, self._worker, self._station = settings, worker, station
+        self._ledger, self._blobs, self._keeper = ledger, blobs, keeper
+        self._records = Records(blobs)
+        self._orders = itertools.count()
+        self._active: set[Attempt] = set()
+        self._lock = threading.Lock()
+        self.draining = threading.Event()
+
+    def handle(self, run: str, batch: str) -> str:
+        """Work on the hinted batch, or on the oldest pending one there is. Blocks until its end.
+
+        Returns what became of the hint, for the log. Never raises for a batch that failed: its
+        story is in the ledger.
+        """
+        try:
+            lease = self._claim(run, batch)
+        except LedgerError as exc:
+            log.warning("hint dropped, the sweep will repeat it: run=%s: %s", run, exc)
+            return "the ledger did not answer"
+        if lease is None:
+            return "nothing to do"
+        attempt = Attempt(lease, float(next(self._orders)))
+        self._enter(attempt)
+        try:
+            return self._outcome(attempt)
+        finally:
+            self._leave(attempt)
+
+    def active(self) -> list[Attempt]:
+        """The attempts at work now."""
+        with self._lock:
+            return list(self._active)
+
+    def refuse_work(self) -> None:
+        """Admit nothing more, from now on; a second call also gives up what is in flight.
+
+        Does not block, so that a signal handler may call it.
+        """
+        if self.draining.is_set():
+            self._give_up()
+        self.draining.set()
+        self._station.close_gate()
+
+    def drain(self, grace_s: float) -> None:
+        """Admit nothing more, let in-flight generations end within the grace, hand back the rest.
+
+        Blocks for the grace at most; every `handle` returns soon after.
+        """
+        self.draining.set()
+        self._station.close_gate()
+        if not self._station.wait_idle(grace_s):
+            log.warning("grace over: what is in flight is given up, what is finished is kept")
+        self._give_up()
+
+    def _give_up(self) -> None:
+        for attempt in self.active():
+            attempt.stop(DRAIN)
+
+    def _claim(self, run: str, batch: str) -> Lease | None:
+        """The hinted run first, then the others of this queue: a hint is a wake-up, no more."""
+        for name, wanted in self._candidates(run, batch):
+            if self.draining.is_set():
+                return None
+            claim = self._ledger.claim(name, wanted, self._worker, self._settings.lease_ttl_s)
+            if claim.lease is not None:
+                return claim.lease
+            log.debug("nothing to claim: run=%s: %s", name, claim.why)
+        return None
+
+    def _candidates(self, run: str, batch: str) -> Iterator[tuple[str, str]]:
+        yield run, batch
+        queue = self._station.profile.queue
+        for name, its_queue in sorted(self._ledger.runs().items()):
+            if name != run and its_queue == queue:
+                yield name, ""
+
+    def _enter(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._active.add(attempt)
+        self._station.enter(attempt)
+        self._keeper.hold(attempt.lease, attempt.stop)
+        if self.draining.is_set():
+            attempt.stop(DRAIN)
+
+    def _leave(self, attempt: Attempt) -> None:
+        self._keeper.drop(attempt.lease)
+        self._station.leave(attempt)
+        with self._lock:
+            self._active.discard(attempt)
+
+    def _outcome(self, attempt: Attempt) -> str:
+        where = f"{attempt.lease.run}/{attempt.lease.batch}"
+        work = BatchWork(attempt, self._station, self._ledger, self._blobs, self._records)
+        try:
+            ref = work.run()
+        except StoppedError as exc:
+            return self._hand_back(attempt, exc.why)
+        except LeaseLostError as exc:
+            log.warning("lease lost: %s: %s", where, exc)
+            return f"{where} lost its lease"
+        except ConflictError as exc:
+            return self._bury(attempt, f"conflict: {exc}")
+        except Exception as exc:  # noqa: BLE001 - a fault is the batch's story, not the worker's end
+            return self._fail(attempt, exc)
+        log.info("batch done: %s object=%s counts=%s", where, ref.key, ref.counts)
+        return f"{where} done"
+
+    def _hand_back(self, attempt: Attempt, why: str) -> str:
+        """Flush what is finished, then release: the next attempt starts from it."""
+        if not self._station.keeping.flush(attempt, FLUSH_S):
+            log.warning("handed back before all finished work was kept: %s", attempt.lease.batch)
+        reason = f"worker {self._worker} handed it back ({why})"
+        self._tell(attempt, lambda: self._ledger.release(attempt.lease, reason))
+        log.info("batch handed back: %s (%s)", attempt.lease.batch, why)
+        return f"{attempt.lease.run}/{attempt.lease.batch} handed back ({why})"
+
+    def _bury(self, attempt: Attempt, reason: str) -> str:
+        log.error("batch dead: %s/%s: %s", attempt.lease.run, attempt.lease.batch, reason)
+        self._tell(attempt, lambda: self._ledger.kill(attempt.lease, reason))
+        return f"{attempt.lease.run}/{attempt.lease.batch} is dead: {reason}"
+
+    def _fail(self, attempt: Attempt, exc: Exception) -> str:
+        known = isinstance(exc, DflashqError)
+        reason = str(exc) if known else f"{type(exc).__name__}: {exc}"
+        where = f"{attempt.lease.run}/{attempt.lease.batch}"
+        log.error("attempt failed: %s: %s", where, reason, exc_info=None if known else exc)
+        self._station.keeping.flush(attempt, FLUSH_S)
+        self._tell(attempt, lambda: self._ledger.fail(attempt.lease, reason))
+        return f"{where} failed: {reason}"
+
+    @staticmethod
+    def _tell(attempt: Attempt, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except LedgerUnreachableError as exc:
+            log.warning(
+                "%s: the ledger did not hear of it, the lease will run out: %s",
+                *(attempt.lease.batch, exc),
+            )

@@ -1,0 +1,107 @@
+"""Keeping finished work in the ledger: one thread a worker, many generations a round trip."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+
+from dflashq.core.errors import LeaseLostError, LedgerError
+from dflashq.ledger import Ledger
+from dflashq.ledger.ledger import KeptEntry
+from dflashq.stages.attempt import Attempt
+
+log = logging.getLogger(__name__)
+
+PER_CALL = 64
+RETRY_S = 1.0
+
+
+class Keeping:
+    """Writes entries behind the generations: `add` never blocks, `flush` waits for the disk.
+
+    While the budget is full, entries stay in memory in their order and are tried again, and
+    `full` says so: the worker then admits only its oldest batch, whose completion makes room.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._waiting: dict[Attempt, deque[KeptEntry]] = {}
+        self._change = threading.Condition()
+        self._running = True
+        self.full = False
+        self._thread = threading.Thread(target=self._write, name="keeping", daemon=True)
+        self._thread.start()
+
+    def add(self, attempt: Attempt, entry: KeptEntry) -> None:
+        """Queue one finished generation or verdict. Does not block."""
+        with self._change:
+            self._waiting.setdefault(attempt, deque()).append(entry)
+            self._change.notify_all()
+
+    def flush(self, attempt: Attempt, timeout_s: float) -> bool:
+        """Block until all entries of this attempt are on disk; False when time ran out first."""
+        with self._change:
+            return self._change.wait_for(lambda: attempt not in self._waiting, timeout_s)
+
+    def forget(self, attempt: Attempt) -> None:
+        """Drop what is not written yet: the batch is done, or its lease is lost."""
+        with self._change:
+            self._waiting.pop(attempt, None)
+            self._settle()
+
+    def close(self) -> None:
+        """End the thread; entries not flushed are dropped."""
+        with self._change:
+            self._running = False
+            self._change.notify_all()
+        self._thread.join()
+
+    def _settle(self) -> None:
+        if not self._waiting:
+            self.full = False
+        self._change.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting or not self._running)
+                if not self._running:
+                    return
+                rounds = [(a, list(q)[:PER_CALL]) for a, q in self._waiting.items()]
+            # Every attempt gets its turn; only when none could write is there reason to wait.
+            if not any([self._keep(attempt, entries) for attempt, entries in rounds]):
+                with self._change:
+                    self._change.wait_for(lambda: not self._running, RETRY_S)
+
+    def _keep(self, attempt: Attempt, entries: list[KeptEntry]) -> bool:
+        """One round trip; True when it got somewhere."""
+        try:
+            kept = self._ledger.keep(attempt.lease, entries)
+        except LeaseLostError:
+            self.forget(attempt)
+            attempt.stop("fenced")
+            return True
+        except LedgerError as exc:
+            log.warning("keeping waits: batch=%s: %s", attempt.lease.batch, exc)
+            return False
+        with self._change:
+            if kept:
+                self._drop_written(attempt, len(entries))
+            elif not self.full:
+                log.warning(
+                    "kept work has used its budget in Redis: only the oldest batch goes on until "
+                    "one is committed (DFLASHQ_KEEP_BUDGET_MB)"
+                )
+            self.full = not kept
+            self._change.notify_all()
+        return kept
+
+    def _drop_written(self, attempt: Attempt, count: int) -> None:
+        queue = self._waiting.get(attempt)
+        if queue is None:
+            return
+        for _ in range(min(count, len(queue))):
+            queue.popleft()
+        if not queue:
+            del self._waiting[attempt]

@@ -1,0 +1,97 @@
+"""Fixtures: real servers once a session, fresh names in them for every test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from pydantic import SecretStr
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.config import Settings
+from dflashq.core.errors import EmbeddedError
+from dflashq.embedded.ports import free_port
+from dflashq.embedded.redis import EmbeddedRedis
+from dflashq.embedded.s3 import EmbeddedS3, free_s3_port
+
+pytest_plugins = ["tests.sglang_fixture"]
+
+REDIS_PASSWORD = 'pass "word" \\ with #odd chars'
+ACCESS_KEY, SECRET_KEY, BUCKET = "test-access", "test-secret-0123456789", "dflashq-test"
+DATABASES = itertools.cycle(range(64))
+
+Server = TypeVar("Server", bound=AbstractContextManager[object])
+
+
+def _started(make: Callable[[], Server], tries: int = 3) -> Server:
+    """Start on a new port when another process took the port between probe and start."""
+    for attempt in range(tries):
+        server = make()
+        try:
+            server.__enter__()
+        except EmbeddedError:
+            if attempt == tries - 1:
+                raise
+        else:
+            return server
+    raise AssertionError("unreachable")
+
+
+@pytest.fixture(autouse=True)
+def _no_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own DFLASHQ_* settings must not decide a test."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"DFLASHQ_{name.upper()}", raising=False)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    folder = tmp_path_factory.mktemp("redis")
+    server = _started(lambda: EmbeddedRedis(folder, free_port(), REDIS_PASSWORD))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedS3]:
+    folder = tmp_path_factory.mktemp("s3")
+    server = _started(lambda: EmbeddedS3(folder, free_s3_port(), ACCESS_KEY, SECRET_KEY, BUCKET))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def settings(redis_server: EmbeddedRedis, s3_server: EmbeddedS3, tmp_path: Path) -> Settings:
+    """Settings of this test alone: an empty Redis database and an unused S3 prefix."""
+    database = next(DATABASES)
+    with redis_server.client(database) as client:
+        client.flushdb()
+    return Settings(
+        _env_file=None,  # type: ignore[call-arg]
+        redis_url=f"redis://127.0.0.1:{redis_server.port}/{database}",
+        redis_password=SecretStr(REDIS_PASSWORD),
+        s3_endpoint_url=s3_server.endpoint_url,
+        s3_bucket=BUCKET,
+        s3_prefix=f"t-{secrets.token_hex(6)}/",
+        s3_access_key_id=SecretStr(ACCESS_KEY),
+        s3_secret_access_key=SecretStr(SECRET_KEY),
+        lock_dir=tmp_path / "locks",
+        state_dir=tmp_path / "state",
+    )
+
+
+@pytest.fixture
+def blobs(settings: Settings) -> Blobs:
+    return Blobs(settings)
+
+
+@pytest.fixture
+def repository() -> Path:
+    """The root of the source tree."""
+    return Path(os.path.abspath(__file__)).parent.parent

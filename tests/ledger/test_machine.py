@@ -1,0 +1,304 @@
+"""The ledger against a model of it: any order of verbs, by live workers, zombies and repeats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dflashq.config import Settings
+from dflashq.core.errors import LeaseLostError, LedgerError
+from dflashq.ledger import Lease
+from tests.ledger.bench import Bench, ref
+
+BATCHES = ("batch-000000", "batch-000000.r1", "batch-000001", "batch-000002")
+WORKERS = ("w1", "w2", "w3")
+ATTEMPTS = 2
+BUDGET_BYTES = 400
+TTL_S = 3600.0  # nothing expires by itself: a rule makes leases silent
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Fields with the names of the ledger's words are the model; `bench` is the real thing."""
+
+    leases = Bundle("leases")
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.bench = Bench(settings)
+        self.ledger = self.bench.ledger
+        self.state = "active"
+        self.where: dict[str, str] = {}
+        self.holder: dict[str, Lease] = {}
+        self.begun: set[str] = set()  # fences
+        self.silent: set[str] = set()
+        self.spent: Counter[str] = Counter()
+        self.attempts: Counter[str] = Counter()
+        self.kept: dict[str, dict[str, int]] = {}
+        self.done: dict[str, dict[str, int]] = {}
+        self.claims = 0
+
+    # --- the model's own moves
+
+    def holds(self, lease: Lease) -> bool:
+        return self.holder.get(lease.batch) == lease
+
+    def kept_bytes(self) -> int:
+        return sum(sum(fields.values()) for fields in self.kept.values())
+
+    def end(self, batch: str, where: str) -> None:
+        del self.holder[batch]
+        self.silent.discard(batch)
+        self.where[batch] = where
+        if self.state == "cancelled":
+            self.kept.pop(batch, None)
+
+    def requeue(self, batch: str) -> str:
+        where = "dead" if self.spent[batch] >= ATTEMPTS else "pending"
+        self.end(batch, where)
+        return where
+
+    # --- a run and its batches
+
+    @initialize(batches=st.sets(st.sampled_from(BATCHES), min_size=1))
+    def enqueue(self, batches: set[str]) -> None:
+        self.ledger.register(self.bench.run, "f" * 64, "q", 9, len(BATCHES))
+        self.add(batches, twice=False)
+
+    @rule(batches=st.sets(st.sampled_from(BATCHES), min_size=1), twice=st.booleans())
+    def add(self, batches: set[str], twice: bool) -> None:
+        new = [batch for batch in batches if batch not in self.where]
+        assert self.ledger.add(self.bench.run, batches) == len(new)
+        if twice:
+            assert self.ledger.add(self.bench.run, batches) == 0
+        self.where |= dict.fromkeys(new, "pending")
+
+    @rule(twice=st.booleans())
+    def register_again(self, twice: bool) -> None:
+        for fingerprint in ("f" * 64, "e" * 64)[: 1 + twice]:
+            args = (self.bench.run, fingerprint, "q", 9, len(BATCHES))
+            assert self.ledger.register(*args) == "f" * 64
+
+    @rule(state=st.sampled_from(["active", "active", "paused"]), twice=st.booleans())
+    def pause_or_resume(self, state: str, twice: bool) -> None:
+        self._set_state(state, twice)
+
+    @precondition(lambda self: self.claims > 6)
+    @rule(twice=st.booleans())
+    def cancel(self, twice: bool) -> None:
+        self._set_state("cancelled", twice)
+
+    def _set_state(self, state: str, twice: bool) -> None:
+        self.state = state if self.state != "cancelled" else "cancelled"
+        for _ in range(1 + twice):
+            assert self.ledger.set_state(self.bench.run, state, "asked") == self.state
+        if self.state == "cancelled":
+            self.kept = {b: k for b, k in self.kept.items() if self.where[b] == "leased"}
+
+    @rule(twice=st.booleans())
+    def revive(self, twice: bool) -> None:
+        dead = sorted(batch for batch, where in self.where.items() if where == "dead")
+        assert self.ledger.revive(self.bench.run, "asked") == dead
+        if twice:
+            assert self.ledger.revive(self.bench.run, "asked") == []
+        for batch in dead:
+            self.where[batch], self.spent[batch] = "pending", 0
+
+    # --- leases
+
+    @rule(
+        target=leases,
+        batch=st.sampled_from(("", *BATCHES)),
+        worker=st.sampled_from(WORKERS),
+        twice=st.booleans(),
+    )
+    def claim(self, batch: str, worker: str, twice: bool) -> Any:
+        self.claims += 1
+        ask = (batch, worker, f"{self.claims:016x}", int(TTL_S * 1000))
+        got = self.ledger._call("claim", self.bench.run, *ask)
+        if twice:
+            assert self.ledger._call("claim", self.bench.run, *ask) == got
+        pending = sorted(b for b, where in self.where.items() if where == "pending")
+        if self.state != "active" or not pending:
+            assert got == [b"none", b"idle" if self.state == "active" else self.state.encode()]
+            return multiple()
+        taken = batch if batch in pending else pending[0]
+        assert got[:2] == [b"leased", taken.encode()]
+        assert got[3] == self.attempts[taken]
+        lease = Lease(self.bench.run, taken, got[2].decode(), worker, got[3])
+        self.where[taken], self.holder[taken] = "leased", lease
+        return lease
+
+    @rule(lease=leases, twice=st.booleans())
+    def begin(self, lease: Lease, twice: bool) -> None:
+        if self.holds(lease) and lease.fence not in self.begun:
+            self.begun.add(lease.fence)
+            self.spent[lease.batch] += 1
+            self.attempts[lease.batch] += 1
+        for _ in range(1 + twice):
+            try:
+                assert self.ledger.begin(lease) == self.attempts[lease.batch]
+                assert self.holds(lease)
+            except LeaseLostError:
+                assert not self.holds(lease)
+
+    @rule(some=st.lists(leases, max_size=4), twice=st.booleans())
+    def renew(self, some: list[Lease], twice: bool) -> None:
+        held = [self.holds(lease) for lease in some]
+        for _ in range(1 + twice):
+            assert self.ledger.renew(self.bench.run, some, TTL_S) == (self.state, held)
+        self.silent -= {lease.batch for lease in some if self.holds(lease)}
+
+    @rule(
+        lease=leases,
+        fields=st.sets(st.sampled_from(["0:0", "0:v", "1:0", "1:1", "1:v"]), min_size=1),
+        size=st.integers(1, 90),
+        twice=st.booleans(),
+    )
+    def keep(self, lease: Lease, fields: set[str], size: int, twice: bool) -> None:
+        mine = self.kept.get(lease.batch, {})
+        new = {name: len(name) + size for name in fields if name not in mine}
+        fits = not new or self.kept_bytes() + sum(new.values()) <= BUDGET_BYTES
+        for _ in range(1 + twice):
+            try:
+                entries = [(name, b"x" * size) for name in fields]
+                assert self.ledger.keep(lease, entries) == fits
+                assert self.holds(lease)
+            except LeaseLostError:
+                assert not self.holds(lease)
+        if self.holds(lease) and fits and new:
+            self.kept[lease.batch] = mine | new
+            self.spent[lease.batch] = 0
+
+    @rule(lease=leases, accepted=st.integers(0, 9), sha=st.sampled_from("ab"), twice=st.booleans())
+    def complete(self, lease: Lease, accepted: int, sha: str, twice: bool) -> None:
+        batch = lease.batch
+        for _ in range(1 + twice):
+            known = self.done.get(batch)
+            try:
+                got = self.ledger.complete(lease, ref(batch, sha), {"accepted": accepted})
+            except LeaseLostError:
+                assert known is None
+                assert not self.holds(lease)
+            except LedgerError:
+                assert known is not None
+                assert known["sha"] != sha
+            else:
+                assert got == ("already" if known else "done")
+                if known is None:
+                    assert self.holds(lease)
+                    self.done[batch] = {"accepted": accepted, "sha": sha}
+                    self.kept.pop(batch, None)
+                    self.end(batch, "done")
+
+    @rule(lease=leases, twice=st.booleans())
+    def release(self, lease: Lease, twice: bool) -> None:
+        for _ in range(1 + twice):
+            mine = self.holds(lease)
+            assert self.ledger.release(lease, "drain") == mine
+            if mine:
+                if lease.fence in self.begun and self.spent[lease.batch]:
+                    self.spent[lease.batch] -= 1
+                self.end(lease.batch, "pending")
+
+    @rule(lease=leases, twice=st.booleans())
+    def fail(self, lease: Lease, twice: bool) -> None:
+        for _ in range(1 + twice):
+            outcome = "fenced"
+            if self.holds(lease):
+                self.spent[lease.batch] += lease.fence not in self.begun
+                outcome = self.requeue(lease.batch)
+            assert self.ledger.fail(lease, "broken") == outcome
+
+    @rule(lease=leases, twice=st.booleans())
+    def kill(self, lease: Lease, twice: bool) -> None:
+        for _ in range(1 + twice):
+            mine = self.holds(lease)
+            assert self.ledger.kill(lease, "conflict") == mine
+            if mine:
+                self.end(lease.batch, "dead")
+
+    # --- housekeeping
+
+    @precondition(lambda self: self.holder)
+    @rule(data=st.data())
+    def fall_silent(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(sorted(self.holder)))
+        self.bench.silence(batch)
+        self.silent.add(batch)
+
+    @rule(twice=st.booleans())
+    def expire(self, twice: bool) -> None:
+        for _ in range(1 + twice):
+            outcomes = {batch: self.requeue(batch) for batch in sorted(self.silent)}
+            assert dict(self.ledger.expire(self.bench.run)) == outcomes
+
+    @rule(worker=st.sampled_from(WORKERS), twice=st.booleans())
+    def disown(self, worker: str, twice: bool) -> None:
+        for _ in range(1 + twice):
+            held = {b for b, lease in self.holder.items() if lease.worker == worker}
+            assert set(self.ledger.disown(self.bench.run, worker)) == held
+            for batch in held:
+                self.requeue(batch)
+
+    # --- what always holds
+
+    @invariant()
+    def the_ledger_is_sound(self) -> None:
+        pipe = self.bench.raw.pipeline(transaction=False)
+        for part in ("pending", "leased"):
+            pipe.zrange(self.bench.key(part), 0, -1)
+        for part in ("done", "dead", "leases", "counters", "run"):
+            pipe.hgetall(self.bench.key(part))
+        for batch in BATCHES:
+            pipe.hgetall(self.bench.key(f"kept:{batch}"))
+        pending, leased, done, dead, leases, counters, run, *kept = pipe.execute()
+
+        # Every batch is in exactly one place, and it is the right one.
+        places = {"pending": pending, "leased": leased, "done": done, "dead": dead}
+        found = [(name.decode(), place) for place, names in places.items() for name in names]
+        assert sorted(found) == sorted(self.where.items())
+        # One live fence a leased batch, none for any other.
+        fences = {name.decode(): row.decode() for name, row in leases.items() if b":" not in name}
+        assert fences == {batch: lease.fence for batch, lease in self.holder.items()}
+        # What is done stays as it was; the counters are its sum.
+        assert {b.decode(): row for b, row in done.items()}.keys() == self.done.keys()
+        assert self.ledger.done(self.bench.run) == {
+            batch: ref(batch, str(row["sha"])) for batch, row in self.done.items()
+        }
+        assert int(counters.get(b"accepted", 0)) == sum(row["accepted"] for row in self.done.values())
+        # What is kept is there, nothing else is, and it is counted right.
+        for batch, raw in zip(BATCHES, kept, strict=True):
+            raw.pop(b"bytes", None)
+            sizes = {name.decode(): len(name) + len(payload) for name, payload in raw.items()}
+            assert sizes == self.kept.get(batch, {}), batch
+        assert 0 <= int(run.get(b"kept_bytes", 0)) == self.kept_bytes() <= BUDGET_BYTES
+
+
+def test_the_ledger_behaves_as_its_model(settings: Settings) -> None:
+    # A fraction of a MiB: the budget must be met within a few keeps.
+    tight = settings.model_copy(
+        update={"attempts": ATTEMPTS, "keep_budget_mb": BUDGET_BYTES / 2**20}
+    )
+    run_state_machine_as_test(
+        lambda: LedgerMachine(tight),
+        settings=hypothesis.settings(
+            max_examples=60,
+            stateful_step_count=50,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""A real SGLang on the CPU that serves the tiny thinking model, once a session."""

@@ -1,0 +1,210 @@
+"""The spool: batches on disk, counted and hashed, the same for the same input."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflashq.core.codec import decode_rows, decompress, sha256
+from dflashq.core.errors import InputError
+from dflashq.core.model import Prompt
+from dflashq.operations.spool import Spool, spooled
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "prompts"
+DEMO = ROOT / "scripts" / "demo-prompts.jsonl"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def prompts(spool: Spool) -> list[dict[str, Any]]:
+    return [row for batch in spool.batches for row in decode_rows(batch.path.read_bytes())]
+
+
+def write(path: Path, count: int, start: int = 0) -> Path:
+    rows = ({"id": f"p{n}", "prompt": f"q{n}"} for n in range(start, start + count))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_batches_cover_all_files_in_order(tmp_path: Path) -> None:
+    files = [write(tmp_path / "a", 7), write(tmp_path / "b", 5, start=7)]
+    with spooled(files, rejected_path=tmp_path / "r", batch_size=5) as spool:
+        assert [(b.name, b.prompts, b.first, b.last) for b in spool.batches] == [
+            ("batch-000000", 5, 0, 4),
+            ("batch-000001", 5, 5, 9),
+            ("batch-000002", 2, 10, 11),
+        ]
+        rows = prompts(spool)
+        assert [(r["index"], r["id"]) for r in rows] == [(n, f"p{n}") for n in range(12)]
+        assert Prompt.from_json(rows[3]).turns == 1
+        for batch in spool.batches:
+            assert sha256(batch.path.read_bytes()) == batch.sha256
+        text = b"".join(decompress(b.path.read_bytes()) for b in spool.batches)
+        assert spool.prompts_sha256 == hashlib.sha256(text).hexdigest()
+        assert (spool.prompts, spool.counts, spool.reasons) == (12, {"accept": 12}, {})
+        assert spool.rejected_path is None
+        folder = spool.records_path.parent
+    assert not folder.exists()
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_full_last_batch_leaves_no_empty_one(tmp_path: Path) -> None:
+    with spooled([write(tmp_path / "a", 6)], rejected_path=tmp_path / "r", batch_size=3) as spool:
+        assert [b.prompts for b in spool.batches] == [3, 3]
+
+
+def test_the_hash_of_the_prompts_does_not_know_the_batches(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole", 10)
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(whole.read_bytes()))
+    hashes = set()
+    for files, size in (([whole], 10), ([whole], 3), ([packed], 4)):
+        with spooled(files, rejected_path=tmp_path / "r", batch_size=size) as spool:
+            hashes.add(spool.prompts_sha256)
+    assert len(hashes) == 1
+    with spooled([write(tmp_path / "other", 9)], rejected_path=tmp_path / "r") as spool:
+        assert spool.prompts_sha256 not in hashes
+
+
+def test_a_small_first_batch_and_a_limit(tmp_path: Path) -> None:
+    files = [write(tmp_path / "a", 20), GOLDEN / "empty.jsonl"]
+    with spooled(
+        files, rejected_path=tmp_path / "r", batch_size=5, first_batch=2, limit=8
+    ) as spool:
+        assert [(b.prompts, b.first, b.last) for b in spool.batches] == [
+            (2, 0, 1),
+            (5, 2, 6),
+            (1, 7, 7),
+        ]
+
+
+def test_what_was_not_plainly_accepted_is_on_record(tmp_path: Path) -> None:
+    name = GOLDEN / "bad-utf8.jsonl"
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text('{"id": 3, "prompt": "q", "domain": "math"}\n{"prompt": 7}\n')
+    kept = tmp_path / "new" / "rejected.jsonl"
+    with spooled([name, odd], rejected_path=kept) as spool:
+        assert spool.counts == {"accept": 2, "normalise": 1, "reject": 2}
+        assert spool.reasons == {
+            "reject": {"invalid_utf8": 1, "bad_content_type": 1},
+            "normalise": {"id_not_a_plain_string": 1},
+        }
+        assert spool.domains == {"": 2, "math": 1}
+        assert [(r["file"], r["line"], r["do"], r["why"]) for r in lines(spool.records_path)] == [
+            (str(name), 2, "reject", ["invalid_utf8"]),
+            (str(odd), 1, "normalise", ["id_not_a_plain_string"]),
+            (str(odd), 2, "reject", ["bad_content_type"]),
+        ]
+        assert spool.rejected_path == kept
+    first, second = lines(kept)
+    assert (first["file"], first["line"], first["why"]) == (str(name), 2, "invalid_utf8")
+    assert base64.b64decode(first["raw_base64"]) == name.read_bytes().split(b"\n")[1]
+    assert second["raw"] == '{"prompt": 7}'
+
+
+def test_ids_are_compared_across_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"id": "x", "prompt": "q"}\n')
+    (tmp_path / "b").write_text('{"id": "x", "prompt": "r"}\n')
+    with spooled([tmp_path / "a", tmp_path / "b"], rejected_path=tmp_path / "r") as spool:
+        assert spool.reasons == {"normalise": {"duplicate_id": 1}}
+        assert [(p["index"], p["id"]) for p in prompts(spool)] == [(0, "x"), (1, "x")]
+
+
+def test_a_file_with_nothing_usable_fails_and_tells_where_its_rows_are(tmp_path: Path) -> None:
+    good, kept = write(tmp_path / "good", 3), tmp_path / "rejected.jsonl"
+    spools = tmp_path / "spools"
+    spools.mkdir()
+    with (
+        pytest.raises(InputError, match="no rows") as caught,
+        spooled([good, GOLDEN / "all-rejected.jsonl"], rejected_path=kept, folder=spools),
+    ):
+        pytest.fail("the context must not open")
+    assert str(kept) in str(caught.value)
+    assert [line["line"] for line in lines(kept)] == [1, 2, 3]
+    assert list(spools.iterdir()) == []
+
+
+def test_no_files_are_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no rows"), spooled([], rejected_path=tmp_path / "r"):
+        pytest.fail("the context must not open")
+
+
+def test_a_place_that_cannot_be_written_fails_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InputError, match="cannot be written"),
+        spooled([GOLDEN / "bad-utf8.jsonl"], rejected_path=tmp_path / "file" / "r"),
+    ):
+        pytest.fail("the context must not open")
+
+
+def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
+    path = Path(f"{tmp_path}/odd-\udcff.jsonl")
+    path.write_text('{"id": 1, "prompt": "q"}\n')
+    with spooled([path], rejected_path=tmp_path / "r") as spool:
+        assert lines(spool.records_path)[0]["file"].endswith("odd-\ufffd.jsonl")
+
+
+def test_the_demo_prompts(tmp_path: Path) -> None:
+    with spooled([DEMO], rejected_path=tmp_path / "r") as spool:
+        assert spool.counts == {"accept": 38, "reject": 2}
+        assert spool.reasons == {"reject": {"unknown_role": 1, "invalid_json": 1}}
+        assert set(spool.domains) == {"coding", "general", "math", "agent", "code-other"}
+        rows = prompts(spool)
+        assert sum("tools" in row for row in rows) == 2
+        assert sum(Prompt.from_json(row).turns > 1 for row in rows) == 6
+
+
+def test_the_script_writes_the_same_prompts_again(tmp_path: Path) -> None:
+    place = ROOT / "scripts" / "make_prompts.py"
+    spec = importlib.util.spec_from_file_location("make_prompts", place)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    rows = list(script.conversations(500))
+    assert rows == list(script.conversations(500))
+    assert len({row["conversations"][0]["value"] for row in rows}) == 500
+    out = tmp_path / "out.jsonl"
+    subprocess.run([sys.executable, place, "500", out], check=True, capture_output=True)
+    assert lines(out) == rows
+    with spooled([out], rejected_path=tmp_path / "r") as spool:
+        assert spool.counts == {"accept": 500}
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """Peak memory of a process that spools 20,000 rows, and of one that spools 100,000."""
+    code = (
+        "import sys, resource; from pathlib import Path; "
+        "from dflashq.operations.spool import spooled\n"
+        "with spooled([Path(sys.argv[1])], rejected_path=Path(sys.argv[2])) as spool: "
+        "print(spool.prompts, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for count in (20_000, 100_000):
+        file = write(tmp_path / f"{count}", count)
+        done = subprocess.run(
+            [sys.executable, "-c", code, file, tmp_path / "r"],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        spooled_count, peak = map(int, done.stdout.split())
+        assert spooled_count == count
+        peaks.append(peak)
+    # Only the table of ids grows: 16 bytes a slot, at most doubled. ru_maxrss is in KiB.
+    assert peaks[1] - peaks[0] < 12 * 1024
+    assert peaks[1] < 200 * 1024

@@ -1,0 +1,166 @@
+"""Everything that one worker process owns, from its boot to its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.config import Settings
+from dflashq.core.errors import DflashqError, EngineError, LedgerError, UsageError
+from dflashq.engine.profiles import Profile
+from dflashq.engine.render import Renderer
+from dflashq.ledger import Hints, LeaseKeeper, Ledger
+from dflashq.operations.sweep import Sweeper
+from dflashq.stages.generate import Generator
+from dflashq.stages.keeping import Keeping
+from dflashq.stages.loop import LoopThread
+from dflashq.stages.station import Station
+
+log = logging.getLogger(__name__)
+
+
+class Desk:
+    """A worker's ledger, store, station and clock. `open` and `close` block."""
+
+    def __init__(self, settings: Settings, profile: Profile, name: str) -> None:
+        self.settings, self.profile, self.name = settings, profile, name
+        self._ledger, self._blobs = Ledger(settings), Blobs(settings)
+        self._hints = Hints(settings)
+        self._keeper = LeaseKeeper(self._ledger, settings.lease_ttl_s)
+        loop, keeping = LoopThread(), Keeping(self._ledger)
+        self.station = Station(profile, Renderer(profile.model.path), loop, keeping)
+        self.generator = Generator(
+            settings, name, self.station, self._ledger, self._blobs, self._keeper
+        )
+        self._stop = threading.Event()
+        self._clock = threading.Thread(target=self._tick, name="clock", daemon=True)
+        self._engine_state, self._engine_restarts = "starting", -1
+        self._measured = (time.monotonic(), 0)
+        self.on_engine_lost: Callable[[], None] = lambda: None
+
+    def open(self) -> None:
+        """Refuse what cannot be trusted, disown what a dead predecessor held, start the clock.
+
+        DflashqError when Redis or S3 cannot carry a run, or a worker of this name lives.
+        """
+        version = self._ledger.check()
+        self._blobs.check_conditional_put("probes/")
+        log.info("ledger: Redis %s; store: %r", version, self._blobs)
+        self._refuse_twin()
+        for run in self._ledger.runs():
+            for batch in self._ledger.disown(run, self.name):
+                log.info("disowned: run=%s batch=%s: this worker died with it", run, batch)
+        self._keeper.start()
+        self._clock.start()
+
+    def close(self) -> None:
+        """After the pool is empty: end the threads, take the worker off the list."""
+        self._stop.set()
+        if self._clock.is_alive():
+            self._clock.join()
+        self._keeper.stop()
+        self.station.close()
+        try:
+            self._ledger.retire(self.name)
+        except LedgerError as exc:
+            log.warning("the list of workers still names us: %s", exc)
+
+    # --- the engine's life, told by its supervisor
+
+    def engine_ready(self, base_url: str, server_info: dict[str, Any]) -> None:
+        self._engine_state = "ready"
+        self._engine_restarts += 1
+        self.station.engine_ready(base_url, server_info)
+
+    def engine_down(self, reason: str) -> None:
+        self._engine_state = "down"
+        self.station.engine_down(reason)
+
+    def engine_failed(self, error: DflashqError) -> None:
+        """The supervisor gave up: the worker hands its batches back and exits non-zero."""
+        self._engine_state = "failed"
+        self.station.engine_down(str(error))
+        self.on_engine_lost()
+
+    # --- inside
+
+    def _refuse_twin(self) -> None:
+        """Two workers of one name would take each other for dead."""
+        twin = self._ledger.workers().get(self.name)
+        if twin is None or twin["host"] != socket.gethostname() or twin["pid"] == os.getpid():
+            return
+        if os.path.exists(f"/proc/{twin['pid']}") and twin["silent_s"] <= self.settings.lease_ttl_s:
+            raise EngineError(
+                f"a worker named {self.name} already runs here (process {twin['pid']}): "
+                "give this one another name with -n"
+            )
+
+    def _tick(self) -> None:
+        """Sweep and announce, every `sweep_s`; an outage is waited out."""
+        sweeper = Sweeper(self._ledger, self._hints, self.settings.lease_ttl_s)
+        while True:
+            sweeper.sweep(self.settings.sweep_s * 0.8)
+            try:
+                self._ledger.announce(self.name, self._row())
+            except LedgerError as exc:
+                log.warning("not announced: %s", exc)
+            if self._stop.wait(self.settings.sweep_s):
+                return
+
+    def _rate(self) -> float:
+        """Output tokens per second since the last time this was asked."""
+        now, tokens = time.monotonic(), self.station.output_tokens
+        then, before = self._measured
+        self._measured = (now, tokens)
+        return round((tokens - before) / max(now - then, 1e-3), 1)
+
+    def _row(self) -> dict[str, Any]:
+        gate = self.station.gate
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "gpu": self.settings.gpu,
+            "profile": self.profile.name,
+            "engine": self._engine_state,
+            "restarts": max(0, self._engine_restarts),
+            "output_tokens": self.station.output_tokens,
+            "tokens_per_s": self._rate(),
+            "in_flight": gate.in_flight,
+            "limit": gate.limit,
+            "waiting": gate.waiting,
+            "closed": list(gate.reasons),
+            "batches": [f"{a.lease.run}/{a.lease.batch}" for a in self.generator.active()],
+        }
+
+
+_desks: list[Desk] = []
+
+
+def install(desk: Desk) -> Desk:
+    """Make this the process's desk."""
+    _desks.append(desk)
+    return desk
+
+
+def current() -> Desk | None:
+    """This process's desk; None outside a running worker."""
+    return _desks[-1] if _desks else None
+
+
+def required() -> Desk:
+    """This process's desk, for the tasks; UsageError outside a running worker."""
+    if not _desks:
+        raise UsageError("this runs inside a worker only: celery -A workers worker")
+    return _desks[-1]
+
+
+def close() -> None:
+    """Close the desk, if any. Safe to repeat."""
+    while _desks:
+        _desks.pop().close()

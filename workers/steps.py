@@ -1,0 +1,129 @@
+"""Worker bootsteps: the engine is up before the first hint is taken, and the last thing to stop."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from typing import Any
+
+from celery import Celery, bootsteps
+from celery.worker import components
+from celery.worker import state as worker_state
+
+from dflashq.config import Settings, load
+from dflashq.core.errors import DflashqError, UsageError
+from dflashq.engine.profiles import load_profile
+from dflashq.engine.supervisor import EngineSupervisor
+from workers import desk
+from workers.desk import Desk
+
+log = logging.getLogger(__name__)
+
+ENGINE_LOST = 70  # exit code: the engine is beyond repair on this host
+_DEFAULT_NODE = "celery@"
+
+
+def install(app: Celery) -> None:
+    """Put our steps into the worker; its pool then waits for the engine. Safe to repeat."""
+    if EngineStep not in components.Pool.requires:
+        components.Pool.requires = (*components.Pool.requires, EngineStep)
+    app.steps["worker"].add(EngineStep)
+    app.steps["worker"].add(DrainStep)
+
+
+def node_name(given: str, gpu: str) -> str:
+    """A worker's name: as given with -n, else `gpu0@host`, so that two GPUs are two workers."""
+    if gpu and given.startswith(_DEFAULT_NODE):
+        return f"gpu{gpu}@{given.removeprefix(_DEFAULT_NODE)}"
+    return given
+
+
+class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Owns the desk and the engine: started before the pool, stopped after it."""
+
+    def __init__(
+        self, parent: Any, gpu: str | None = None, profile: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(parent, **kwargs)
+        self.supervisor: EngineSupervisor | None = None
+        chosen = {k: v for k, v in (("gpu", gpu), ("profile", profile)) if v is not None}
+        try:
+            self.settings: Settings = load(**chosen)
+            self.profile = load_profile(self.settings.profile, self.settings)
+            if "thread" not in str(parent.pool_cls):
+                raise UsageError("workers run on the threads pool: leave -P away")
+        except DflashqError as exc:
+            _refuse(exc)
+        parent.hostname = node_name(parent.hostname, self.settings.gpu)
+        parent.app.amqp.queues.select(self.profile.queue)
+
+    def start(self, parent: Any) -> None:
+        """Block until the engine is ready; a half-started worker cleans up after itself."""
+        try:
+            owner = desk.install(Desk(self.settings, self.profile, parent.hostname))
+            owner.open()
+            self._start_engine(owner)
+        except DflashqError as exc:
+            self.stop(parent)
+            _refuse(exc)
+        except BaseException:
+            self.stop(parent)
+            raise
+
+    def _start_engine(self, owner: Desk) -> None:
+        self.supervisor = EngineSupervisor(
+            self.profile,
+            self.settings,
+            on_ready=owner.engine_ready,
+            on_down=owner.engine_down,
+            on_failed=owner.engine_failed,
+        )
+        owner.on_engine_lost = _stop_worker
+        self.supervisor.launch()
+        # A stop that comes while the model loads must not wait for it.
+        while not self.supervisor.wait_started(0.2):
+            worker_state.maybe_shutdown()
+
+    def stop(self, parent: Any) -> None:
+        """The engine ends last. Safe to repeat."""
+        if self.supervisor is not None:
+            self.supervisor.stop()
+            self.supervisor = None
+        desk.close()
+
+    def terminate(self, parent: Any) -> None:
+        """A second signal: hand back at once, then the same."""
+        owner = desk.current()
+        if owner is not None:
+            owner.generator.drain(0.0)
+        self.stop(parent)
+
+
+class DrainStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Stops after the consumer and before the pool: the batches are handed back here."""
+
+    requires = (components.Pool,)
+
+    def stop(self, parent: Any) -> None:
+        """Let in-flight generations end within the grace, keep and release the rest. Blocks."""
+        owner = desk.current()
+        if owner is not None:
+            owner.generator.drain(owner.settings.drain_grace_s)
+
+    def terminate(self, parent: Any) -> None:
+        owner = desk.current()
+        if owner is not None:
+            owner.generator.drain(0.0)
+
+
+def _stop_worker() -> None:
+    """Hand the batches back in order and exit non-zero: another host goes on with them."""
+    worker_state.should_stop = ENGINE_LOST
+
+
+def _refuse(exc: DflashqError) -> None:
+    """End the worker with a sentence instead of a traceback."""
+    log.critical("this worker does not start: %s", exc)
+    sys.stderr.write(f"dflashq worker on {socket.gethostname()} does not start: {exc}\n")
+    raise SystemExit(exc.exit_code)
