@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SEED = 20_260
 VOCABULARY = 1_000
-CONTEXT = 8_192
+CONTEXT = 4_096
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = (
     "<tool_call>",
@@ -144,7 +144,7 @@ def main() -> None:
     """Train, then save in bfloat16."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)

@@ -88,9 +88,11 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def stop(self, parent: Any) -> None:
         """The engine ends last. Safe to repeat."""
         if self.supervisor is not None:
+            log.info("stopping the engine")
             self.supervisor.stop()
             self.supervisor = None
         desk.close()
+        log.info("worker stopped")
 
     def terminate(self, parent: Any) -> None:
         """A second signal: hand back at once, then the same."""
@@ -109,6 +111,7 @@ class DrainStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Let in-flight generations end within the grace, keep and release the rest. Blocks."""
         owner = desk.current()
         if owner is not None:
+            log.info("draining: %d batches at work", len(owner.generator.active()))
             owner.generator.drain(owner.settings.drain_grace_s)
 
     def terminate(self, parent: Any) -> None:

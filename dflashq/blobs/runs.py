@@ -88,3 +88,12 @@ def read_prompts(blobs: Blobs, record: BatchRecord) -> list[Prompt]:
 def write_state(blobs: Blobs, run: str, state: str, reason: str) -> None:
     """Mirror pause, resume and cancel, so that a lost Redis does not forget them."""
     blobs.put(keys.state_json(run), canonical_json({"state": state, "reason": reason}))
+
+
+def read_state(blobs: Blobs, run: str) -> tuple[str, str] | None:
+    """The mirrored (state, reason); None for a run that was never paused or cancelled."""
+    try:
+        row = json.loads(blobs.get(keys.state_json(run)).body)
+    except BlobMissingError:
+        return None
+    return row["state"], row["reason"]

@@ -12,7 +12,7 @@ from dflashq.core.shapes import Rejection
 # token inside the text into the same id. Think tags are not here: a tokenizer may give them one id
 # too, but no template acts on them in a user turn, and prompts do talk about them.
 CONTROL_TOKEN = re.compile(
-    r"<\|[A-Za-z0-9_.:/ -]{1,80}\|>"  # ChatML, Llama 3, GLM, gpt-oss
+    r"<\|[A-Za-z0-9_.:/-]{1,80}\|>"  # ChatML, Llama 3, GLM, gpt-oss
     "|<\uff5c[^\uff5c<>\n]{1,80}\uff5c>"  # DeepSeek, with wide bars
     r"|</?tool_(?:call|response)>|</?s>|\[/?INST\]|<</?SYS>>"
     r"|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"

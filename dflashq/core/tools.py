@@ -20,13 +20,13 @@ def tools_of(row: dict[str, Any], notes: list[str]) -> list[dict[str, Any]] | No
     if tools is None and row.get("functions") is not None:
         notes.append("functions_column")
         tools = row["functions"]
-    if isinstance(tools, str) and tools.strip():
+    if isinstance(tools, str):
         notes.append("tools_from_string")
-        tools = _parse(tools)
+        tools = _parse(tools) if tools.strip() else None
     if isinstance(tools, dict):
         notes.append("single_tool")
         tools = [tools]
-    if tools is None or tools in ("", []):
+    if tools is None or tools == []:
         return None
     if not isinstance(tools, list):
         raise Rejection("bad_tools", "tools are neither a list nor its JSON text")

@@ -145,7 +145,10 @@ class EmbeddedS3:
         try:
             client.create_bucket(Bucket=self.bucket)
         except ClientError as exc:
-            if exc.response["Error"]["Code"] not in _OWNED:
+            code = exc.response["Error"]["Code"]
+            if code == "InvalidBucketName":  # waiting would not mend it
+                raise ConfigError(f"{self.bucket!r} is no valid bucket name for S3.") from None
+            if code not in _OWNED:
                 raise
 
     def stop(self) -> None:

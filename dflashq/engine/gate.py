@@ -27,6 +27,8 @@ class Gate:
         self._arrivals = itertools.count()
         self._in_flight = 0
         self._waiting = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def limit(self) -> int:
@@ -60,6 +62,14 @@ class Gate:
         finally:
             self._leave()
 
+    async def idle(self) -> None:
+        """Wait until nothing is in flight; on an open gate that may be for a moment only."""
+        await self._idle.wait()
+
+    async def idle(self) -> None:
+        """Wait until nobody holds a slot. Close the gate first, or somebody new may enter."""
+        await self._idle.wait()
+
     def set_limit(self, limit: int) -> None:
         """Change the limit; holders above a lowered one stay until they are done."""
         self._limit = _positive(limit)
@@ -92,7 +102,7 @@ class Gate:
     async def _enter(self, order: float) -> None:
         if not self._reasons and self._in_flight < self._limit:
             # Whenever there is room nobody waits, so nobody is overtaken here.
-            self._in_flight += 1
+            self._take()
             return
         admitted: asyncio.Future[None] = self._loop.create_future()
         heapq.heappush(self._waiters, (order, next(self._arrivals), admitted))
@@ -114,8 +124,14 @@ class Gate:
             self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
             heapq.heapify(self._waiters)
 
+    def _take(self) -> None:
+        self._in_flight += 1
+        self._idle.clear()
+
     def _leave(self) -> None:
         self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
         self._admit()
 
     def _admit(self) -> None:
@@ -123,7 +139,7 @@ class Gate:
             _, _, admitted = heapq.heappop(self._waiters)
             if admitted.done():
                 continue
-            self._in_flight += 1
+            self._take()
             self._waiting -= 1
             admitted.set_result(None)
 

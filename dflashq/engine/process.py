@@ -161,6 +161,8 @@ class EngineProcess:
             old.unlink(missing_ok=True)
 
     def _tail(self) -> str:
+        if not self.log_file.exists():
+            return f"Its log {self.log_file} is gone."
         body = self.log_file.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
         lines = "\n".join(body.splitlines()[-20:])
         return f"The end of its log {self.log_file}:\n{lines}"
@@ -216,13 +218,17 @@ class _Readiness:
         self._base_url = base_url
         self.server_info: dict[str, Any] = {}
         self.missing = "it does not listen yet"
+        self._tries = 0
 
     def reached(self) -> bool:
         """Ask once; blocks for seconds at most."""
         try:
             self.server_info = _ask(f"{self._base_url}/server_info")
             self.missing = "it listens, but generates nothing"
-            one = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+            # Another prompt each time: one that it cannot take does not keep it from being ready.
+            self._tries += 1
+            ids = [1, 1 + self._tries % 100]
+            one = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
             _ask(f"{self._base_url}/generate", one)
         except requests.RequestException as exc:
             log.debug("engine at %s: %s (%s)", self._base_url, self.missing, exc)

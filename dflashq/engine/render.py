@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dflashq.core.errors import ConfigError, EngineRefusedError
-from dflashq.core.markers import Markers
+from dflashq.core.markers import Markers, blank_ids
 from dflashq.core.model import Message, canonical_json
 
 _VOCABULARY_FILES = ("tokenizer.json",)
@@ -114,6 +114,7 @@ class Renderer:
             think_close=think_close,
             template_ids=self._template_ids() - ends - {think_open, think_close},
             vocab_size=self._vocab_size(),
+            blank_ids=blank_ids(self._tokenizer.get_vocab()),
         )
 
     def _token(self, text: str) -> int | None:

@@ -201,6 +201,15 @@ class Ledger:
         with self._translated(f"retiring worker {worker}"):
             self._redis.hdel(keys.WORKERS, worker)
 
+    def adopt(self, run: str, batch: str, ref: ObjectRef, counts: Mapping[str, int]) -> bool:
+        """Enter a committed object that the done-set forgot; for reconcile.
+
+        False: it was there already, or the batch is leased and its holder adopts the object.
+        """
+        row = json.dumps(ref.to_json(), sort_keys=True)
+        flat = [part for item in counts.items() for part in item]
+        return bool(self._call("adopt", run, batch, row, *flat))
+
     # --- what is known
 
     def runs(self) -> dict[str, str]:
@@ -244,7 +253,7 @@ class Ledger:
         return list(json.loads(row)) if row else []
 
     def status(self, run: str) -> RunStatus:
-        """The counts of a run, from one pipeline; UnknownRunError when there is none."""
+        """The counts of a run at one moment; UnknownRunError when there is none."""
         with self._translated(f"reading the status of run {run}"):
             status = reads.run_status(self._redis, run)
         if status is None:
@@ -255,6 +264,11 @@ class Ledger:
         """Every batch that the ledger knows, in order."""
         with self._translated(f"reading the batches of run {run}"):
             return reads.batch_states(self._redis, run)
+
+    def now_s(self) -> float:
+        """The server's clock, the only one that leases know: seconds since 1970."""
+        seconds, micros = self._time()
+        return seconds + micros / 1e6
 
     def check(self) -> str:
         """Write and read for real; returns the server's version. For `doctor` and boot."""

@@ -10,7 +10,7 @@ from dflashq.blobs import runs
 from dflashq.blobs.commits import read_commit
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec, keys
-from dflashq.core.errors import BlobMissingError
+from dflashq.core.errors import BlobMissingError, DflashqError
 from dflashq.core.model import BatchRecord, Prompt, RunRecord
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.sweep import hint_pending
@@ -30,11 +30,21 @@ class Backfilled:
 
 
 def revive(ledger: Ledger, hints: Hints, run: str) -> Backfilled:
-    """Dead batches get their attempts back. Safe to repeat."""
-    queue = ledger.status(run).queue
+    """Dead batches get their attempts back. DflashqError for a cancelled run. Safe to repeat."""
+    queue = _queue(ledger, run)
     revived = ledger.revive(run, "revived by backfill")
     hint_pending(ledger, hints, queue)
     return Backfilled(revived=revived)
+
+
+def _queue(ledger: Ledger, run: str) -> str:
+    status = ledger.status(run)
+    if status.state == "cancelled":
+        raise DflashqError(
+            f"run {run!r} is cancelled for good: nothing of it is run again. What it committed is "
+            "on S3; enqueue the prompts under another name."
+        )
+    return status.queue
 
 
 def rerun_rejected(
@@ -43,10 +53,13 @@ def rerun_rejected(
     """Rejected prompts (of one reason, or all) again, as one revision a batch.
 
     Prompts of a revision that is not committed yet are on their way already: asked twice, it
-    changes nothing. Blocks; reads every committed batch that rejected something.
+    changes nothing, and one that was killed half-way is finished. Blocks; reads every committed
+    batch. DflashqError for a cancelled run.
     """
     record = runs.read_run(blobs, run)
-    queue = ledger.status(run).queue
+    queue = _queue(ledger, run)
+    # A revision may be on record that the ledger never heard of, or has forgotten.
+    ledger.add(run, [revision.batch.name for revision in runs.revisions(blobs, run)])
     made = {}
     for number, batch in enumerate(record.batches):
         chosen = _chosen(blobs, record, batch, number, reason)

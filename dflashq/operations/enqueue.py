@@ -7,7 +7,7 @@ if absent, and what the ledger lacks is added.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,12 +30,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """What an enqueue did: the run's record, whether it was there, batches and hints added."""
+    """What an enqueue did: the run's record, whether it was there, batches and hints added.
+
+    `state` is the run's: a paused or cancelled one is not hinted.
+    """
 
     record: RunRecord
     continued: bool
     added: int
     hinted: int
+    state: str = "active"
 
 
 def check_name(run: str) -> None:
@@ -103,46 +107,64 @@ def enqueue(
     continued = record is not None
     if record is None:
         _upload(blobs, asked, spool, progress)
-        if runs.write_run(blobs, asked):
-            record = asked
-        else:
-            record = runs.read_run(blobs, asked.name)
+        written = runs.write_run(blobs, asked)
+        record = asked if written else runs.read_run(blobs, asked.name)
     refuse_other_spec(record, asked)
     if continued:
         _restore_prompts(blobs, record, spool, progress)
-    return _fill(ledger, hints, record, continued, progress)
+    return _fill(ledger, blobs, hints, record, continued, progress)
 
 
 def _fill(
-    ledger: Ledger, hints: Hints, record: RunRecord, continued: bool, progress: Progress
+    ledger: Ledger,
+    blobs: Blobs,
+    hints: Hints,
+    record: RunRecord,
+    continued: bool,
+    progress: Progress,
 ) -> Enqueued:
     """Make the run known to the ledger and hint its batches."""
-    queue = record.spec.queue
+    queue, forgotten = record.spec.queue, ledger.state(record.name) == "unknown"
     known = ledger.register(
         record.name, record.fingerprint, queue, record.prompts, len(record.batches)
     )
     if known != record.fingerprint:
         raise ConflictError(
             f"the ledger knows another run named {record.name!r} (fingerprint {known[:12]}…) than "
-            f"S3 does ({record.fingerprint[:12]}…): was the bucket changed? Use another --run name, "
-            "or the bucket that the ledger's run was enqueued to."
+            f"S3 does ({record.fingerprint[:12]}…): was the bucket changed? Use another --run "
+            "name, or the bucket that the ledger's run was enqueued to."
         )
-    added = ledger.add(record.name, [batch.name for batch in record.batches])
-    progress("hinting", 0, len(record.batches))
+    if continued and forgotten:
+        _restore_state(ledger, blobs, record.name)
+    names = [batch.name for batch in record.batches]
+    if continued:
+        names += [revision.batch.name for revision in runs.revisions(blobs, record.name)]
+    added = ledger.add(record.name, names)
+    progress("hinting", 0, len(names))
     hinted = hint_pending(ledger, hints, queue)
-    progress("hinting", len(record.batches), len(record.batches))
-    log.info("enqueued: run=%s batches=%d new=%d", record.name, len(record.batches), added)
-    return Enqueued(record, continued, added, hinted)
+    progress("hinting", len(names), len(names))
+    log.info("enqueued: run=%s batches=%d new=%d", record.name, len(names), added)
+    return Enqueued(record, continued, added, hinted, ledger.state(record.name))
+
+
+def _restore_state(ledger: Ledger, blobs: Blobs, run: str) -> None:
+    """A ledger that lost its memory learns from S3 that the run is paused or cancelled."""
+    mirrored = runs.read_state(blobs, run)
+    if mirrored is not None and mirrored[0] != "active":
+        ledger.set_state(run, *mirrored)
 
 
 def _upload(blobs: Blobs, asked: RunRecord, spool: Spool, progress: Progress) -> None:
-    """Every prompt object, several at a time."""
+    """Every prompt object, several at a time; the first failure or Ctrl-C ends it."""
     pairs = list(zip(asked.batches, spool.batches, strict=True))
     with ThreadPoolExecutor(UPLOADS) as pool:
         uploads = [pool.submit(_put, blobs, record, batch) for record, batch in pairs]
-        for done, upload in enumerate(uploads, 1):
-            upload.result()
-            progress("uploading", done, len(pairs))
+        try:
+            for done, upload in enumerate(uploads, 1):
+                upload.result()
+                progress("uploading", done, len(pairs))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _put(blobs: Blobs, record: BatchRecord, batch: SpooledBatch) -> None:

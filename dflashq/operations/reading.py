@@ -11,7 +11,8 @@ from typing import NamedTuple
 from dflashq.core.errors import InputError
 from dflashq.core.prompts import REJECT, Outcome, normalise, noted, rejected
 from dflashq.core.seen import SeenIds, prompt_key
-from dflashq.operations.containers import Defect, records
+from dflashq.operations.containers import records
+from dflashq.operations.lines import Defect
 from dflashq.operations.sources import utf8_chunks
 
 log = logging.getLogger(__name__)

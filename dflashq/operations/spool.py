@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ from dflashq.core.keys import batch_name
 from dflashq.core.prompts import ACCEPT, REJECT
 from dflashq.core.seen import SeenIds
 from dflashq.operations.reading import Row, read_prompts
+
+TELL_EVERY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +65,21 @@ def spooled(
     first_batch: int | None = None,
     limit: int | None = None,
     folder: Path | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Iterator[Spool]:
     """Reads `files` in order into a temporary folder (under `folder`) that goes with the context.
 
-    `first_batch` makes the first batch smaller; reading stops behind `limit` prompts. Constant
-    memory; blocks on the disk. Rejected rows go to `rejected_path` ({file, line, why, detail, and
-    raw or raw_base64}), also when this raises. Raises InputError when a file cannot be read or
-    has no usable row; nothing is left in the temporary folder. Safe to repeat.
+    `first_batch` makes the first batch smaller; reading stops behind `limit` prompts;
+    `progress(rows)` is called every `TELL_EVERY` rows. Constant memory; blocks on the disk.
+    Rejected rows go to `rejected_path` ({file, line, why, detail, and raw or raw_base64}), also
+    when this raises. Raises InputError when a file cannot be read or has no usable row; nothing
+    is left in the temporary folder. Safe to repeat.
     """
     with tempfile.TemporaryDirectory(prefix="dflashq-spool-", dir=folder) as name:
         writer = _Writer(Path(name), batch_size, first_batch or batch_size)
         try:
             with writer:
-                _read_all(files, writer, limit)
+                _read_all(files, writer, limit, progress)
             writer.hand_over_rejected(rejected_path)
         except InputError as exc:
             writer.hand_over_rejected(rejected_path)
@@ -92,12 +96,20 @@ def _where(rejected_path: Path | None) -> str:
     return "" if rejected_path is None else f" The rejected rows are in {rejected_path}."
 
 
-def _read_all(files: Sequence[Path], writer: _Writer, limit: int | None) -> None:
-    seen = SeenIds()
+def _read_all(
+    files: Sequence[Path],
+    writer: _Writer,
+    limit: int | None,
+    progress: Callable[[int], None] | None,
+) -> None:
+    seen, rows = SeenIds(), 0
     for path in files:
         file = os.fsencode(path).decode("utf-8", "replace")
         for row in read_prompts(path, seen):
             writer.add(file, row)
+            rows += 1
+            if progress is not None and not rows % TELL_EVERY:
+                progress(rows)
             if limit is not None and writer.spool.prompts >= limit:
                 return
     if not writer.spool.prompts:

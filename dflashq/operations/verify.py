@@ -52,9 +52,7 @@ def verify(blobs: Blobs, run: str, progress: Callable[[int, int], None] | None =
     total = len(record.batches) + len(revisions)
     for number, batch in enumerate(record.batches, 1):
         commit = _commit(blobs, record, batch.name, set(range(batch.first, batch.last + 1)), report)
-        if commit is None:
-            report.missing.append(f"{batch.name}: {batch.prompts} prompts are not committed yet")
-        else:
+        if commit is not None:
             report.committed += 1
             _settle(commit, homes)
         if progress is not None:
@@ -88,12 +86,15 @@ def _check_foreign(blobs: Blobs, record: RunRecord, revisions: set[str], report:
 def _commit(
     blobs: Blobs, record: RunRecord, batch: str, indexes: set[int], report: Report
 ) -> Commit | None:
+    """A committed batch, its counts compared; None when it is missing or not ours (reported)."""
     try:
         commit = read_commit(blobs, record.name, batch, record.fingerprint, indexes)
     except BlobMissingError:
+        report.missing.append(f"{batch}: {len(indexes)} prompts are not committed yet")
         return None
-    except (ConflictError, ValueError) as exc:
-        report.problems.append(f"{batch}: {exc}")
+    except (ConflictError, ValueError, KeyError, TypeError) as exc:
+        # The last three: rows that no worker of ours wrote, under metadata that says so.
+        report.problems.append(f"{batch}: {exc if str(exc) else type(exc).__name__}")
         return None
     counts = Counter(commit.reasons.values())
     stated = {
@@ -128,9 +129,7 @@ def _supersede(
     if twice:
         report.problems.append(f"{name}: {len(twice)} indexes were accepted before: {twice[:5]}")
     commit = _commit(blobs, record, name, indexes, report)
-    if commit is None:
-        report.missing.append(f"{name}: a revision of {len(indexes)} prompts is not committed yet")
-    else:
+    if commit is not None:
         _settle(commit, homes)
 
 

@@ -86,6 +86,7 @@ class Answering:
                 self.station.renderer.decode,
                 self.station.markers,
                 thinking=self.spec.thinking,
+                tools=prompt.tools,
             )
             reasoning += parts.reasoning_tokens
             history.append(assistant_message(parts))

@@ -70,7 +70,8 @@ class Keeping:
                     return
                 rounds = [(a, list(q)[:PER_CALL]) for a, q in self._waiting.items()]
             # Every attempt gets its turn; only when none could write is there reason to wait.
-            if not any([self._keep(attempt, entries) for attempt, entries in rounds]):
+            written = [self._keep(attempt, entries) for attempt, entries in rounds]
+            if not any(written):
                 with self._change:
                     self._change.wait_for(lambda: not self._running, RETRY_S)
 

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 ENGINE_DOWN = "the engine is down"
 DRAINING = "draining"
-IDLE_POLL_S = 0.05
 SECRET_FIELDS = ("api_key", "password", "secret")
 
 
@@ -115,13 +114,11 @@ class Station:
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Block until nothing is in flight; False when time ran out first."""
-        return self.loop.run(self._idle(timeout_s))
-
-    async def _idle(self, timeout_s: float) -> bool:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while self.gate.in_flight and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(IDLE_POLL_S)
-        return self.gate.in_flight == 0
+        try:
+            self.loop.run(asyncio.wait_for(self.gate.idle(), timeout_s))
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """End the client, the keeping thread and the loop; nothing may be at work. Blocks."""

@@ -182,7 +182,9 @@ def test_no_server_is_down() -> None:
         asyncio.run(scene())
 
 
-@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b"junk\r\n"])
+@pytest.mark.parametrize(
+    "sent", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b"junk\r\n"]
+)
 def test_a_dropped_connection_is_down(sent: bytes) -> None:
     async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

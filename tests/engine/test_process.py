@@ -263,9 +263,7 @@ def test_an_owner_that_died_first_starts_nothing(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_our_secrets_stay_ours(
-    tmp_path: Path, watch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_secrets_stay_ours(tmp_path: Path, watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFLASHQ_REDIS_PASSWORD", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     watched = watch(make_profile(env={"OMP_NUM_THREADS": "1"}), make_settings(tmp_path, gpu="3"))
@@ -300,6 +298,43 @@ def test_one_worker_a_gpu(tmp_path: Path, watch: Any) -> None:
     third = GpuLock(settings.lock_dir, "0")
     third.acquire()
     third.release()
+
+
+@pytest.fixture
+def fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with one GPU, as its nvidia-smi tells; the file returned holds its memory in use."""
+    folder, memory = tmp_path / "bin", tmp_path / "memory"
+    folder.mkdir()
+    memory.write_text("100")
+    script = f'#!/bin/sh\ncase "$*" in *uuid*) echo GPU-ab12;; *) cat {memory};; esac\n'
+    (folder / "nvidia-smi").write_text(script)
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return memory
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_index_and_uuid_are_one_gpu(tmp_path: Path) -> None:
+    first, second = GpuLock(tmp_path / "locks", "0"), GpuLock(tmp_path / "locks", "GPU-ab12")
+    first.acquire()
+    with pytest.raises(EngineError, match="already has a worker"):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
+
+
+def test_a_restart_waits_for_the_memory(tmp_path: Path, watch: Any, fake_gpu: Path) -> None:
+    watched = watch(make_profile(), make_settings(tmp_path, gpu="0"))
+    watched.supervisor.start()
+    fake_gpu.write_text("90000")
+    os.kill(watched.pid(), signal.SIGKILL)
+    until(lambda: bool(watched.down))
+    time.sleep(1.5)  # long enough for a restart that does not wait
+    assert len(watched.ready) == 1
+    assert watched.supervisor.state == "down"
+    fake_gpu.write_text("150")
+    until(lambda: len(watched.ready) == 2)
 
 
 def test_without_a_gpu_there_is_no_lock(tmp_path: Path) -> None:

@@ -75,7 +75,10 @@ class Bench:
         self.raw.zadd(self.key("leased"), {batch: 1})
 
     def states(self) -> dict[str, str]:
-        return {row.name: row.state for row in self.ledger.batch_states(self.run)}
+        """Where each batch is; AssertionError when one is in two places."""
+        rows = self.ledger.batch_states(self.run)
+        assert len({row.name for row in rows}) == len(rows), rows
+        return {row.name: row.state for row in rows}
 
     def kept_bytes(self) -> int:
         return self.ledger.status(self.run).kept_bytes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dflashq.core.errors import LeaseLostError, LedgerError
+from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
 from dflashq.ledger import Lease, Ledger
 from tests.ledger.bench import B1, B2, B3, TTL_S, Bench, entries, generation, ref, size
 
@@ -79,12 +79,28 @@ def add_touches_no_batch_that_is_known(bench: Bench) -> None:
 
 @scenario
 def pending_is_oldest_first(bench: Bench) -> None:
-    names = ["batch-000010", "batch-000002.r1", "batch-000002", "batch-000003", "batch-1000000"]
+    oldest = [
+        "batch-000002",
+        "batch-000002.r2",
+        "batch-000002.r10",
+        "batch-000010",
+        "batch-1000000",
+    ]
+    names = sorted(oldest, reverse=True)
     bench.start(*names)
-    oldest = ["batch-000002", "batch-000002.r1", "batch-000003", "batch-000010", "batch-1000000"]
     assert bench.ledger.pending(bench.run) == oldest
     assert bench.ledger.pending(bench.run, 2) == oldest[:2]
     assert [bench.lease().batch for _ in names] == oldest
+
+
+@scenario
+def a_run_that_is_unknown_stays_so(bench: Bench) -> None:
+    with pytest.raises(UnknownRunError, match="dflashq status"):
+        bench.ledger.set_state(bench.run, "paused", "asked")
+    assert bench.ledger.claim(bench.run, "", "w1", TTL_S).why == "unknown"
+    assert bench.ledger.renew(bench.run, [], TTL_S) == ("unknown", [])
+    assert bench.ledger.state(bench.run) == "unknown"
+    assert bench.picture() == {}
 
 
 # --- claim and begin
@@ -195,6 +211,7 @@ def what_ended_cannot_be_ended_again(bench: Bench) -> None:
         lease = bench.lease()
         accepts = verbs(bench.ledger)
         assert accepts[end](lease)
+        assert not bench.raw.exists(bench.key("leases"), bench.key("leased"))
         for name, verb in accepts.items():
             with unchanged(bench):
                 # A repeated complete is answered, and changes nothing.
@@ -511,20 +528,20 @@ def adopt_enters_what_nobody_works_on(bench: Bench) -> None:
     lease = bench.lease(B1)
     bench.ledger.keep(lease, entries(0))
     with unchanged(bench):
-        assert _adopt(bench, B1) == 0
+        assert not _adopt(bench, B1)
     bench.ledger.release(lease, "drain")
     bench.ledger.kill(bench.lease(B2), "conflict")
     for batch in (B1, B2, "batch-000004"):
-        assert _adopt(bench, batch) == 1
+        assert _adopt(bench, batch)
         with unchanged(bench):
-            assert _adopt(bench, batch) == 0
+            assert not _adopt(bench, batch)
     assert bench.states() == {B1: "done", B2: "done", B3: "pending", "batch-000004": "done"}
     status = bench.ledger.status(bench.run)
     assert (status.counters, status.kept_bytes, status.dead) == ({"accepted": 6}, 0, {})
 
 
-def _adopt(bench: Bench, batch: str) -> int:
-    return int(bench.ledger._call("adopt", bench.run, batch, '{"key":"k"}', "accepted", 2))
+def _adopt(bench: Bench, batch: str) -> bool:
+    return bench.ledger.adopt(bench.run, batch, ref(batch), {"accepted": 2})
 
 
 def _fence(bench: Bench, batch: str) -> str:

@@ -278,7 +278,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.done(self.bench.run) == {
             batch: ref(batch, str(row["sha"])) for batch, row in self.done.items()
         }
-        assert int(counters.get(b"accepted", 0)) == sum(row["accepted"] for row in self.done.values())
+        assert int(counters.get(b"accepted", 0)) == sum(
+            row["accepted"] for row in self.done.values()
+        )
         # What is kept is there, nothing else is, and it is counted right.
         for batch, raw in zip(BATCHES, kept, strict=True):
             raw.pop(b"bytes", None)

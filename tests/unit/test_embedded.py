@@ -91,6 +91,14 @@ def test_s3_needs_credentials(tmp_path: Path) -> None:
         EmbeddedS3(tmp_path, free_s3_port(), "", "", "bucket")
 
 
+def test_an_invalid_bucket_name_is_told_at_once(tmp_path: Path) -> None:
+    server = EmbeddedS3(tmp_path, free_s3_port(), "access", "secret-key-1", "b")
+    with pytest.raises(ConfigError, match="'b' is no valid bucket name"):
+        server.start()
+    with pytest.raises(EmbeddedError, match="not started"):
+        _ = server.pid
+
+
 def test_a_taken_port_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
     port = free_port()
     server = EmbeddedRedis(tmp_path, port, "secret")

@@ -163,6 +163,31 @@ def test_many_cancelled_waiters_leave_no_litter() -> None:
     asyncio.run(scene())
 
 
+def test_one_alone_in_the_engine() -> None:
+    async def scene() -> None:
+        gate, log = Gate(3), []
+        await asyncio.wait_for(gate.idle(), 1)
+        holders = [Holder(gate, n, log) for n in range(5)]
+        await settle()
+        gate.close("a suspect runs alone")
+        alone = asyncio.ensure_future(gate.idle())
+        for holder in holders[:3]:
+            await settle()
+            assert not alone.done()
+            holder.go.set()
+        await asyncio.wait_for(alone, 1)
+        assert (gate.in_flight, gate.waiting) == (0, 2)
+        gate.open("a suspect runs alone")
+        await settle()
+        assert gate.in_flight == 2
+        for holder in holders:
+            holder.go.set()
+        await asyncio.gather(*(h.task for h in holders))
+        await asyncio.wait_for(gate.idle(), 1)
+
+    asyncio.run(scene())
+
+
 STEP = st.one_of(
     st.tuples(st.just("enter"), st.integers(0, 3)),
     st.tuples(st.just("leave"), st.integers(0, 30)),

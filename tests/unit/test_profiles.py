@@ -156,7 +156,7 @@ def test_unknown_and_unset_names_list_the_known(own: Settings) -> None:
 def test_a_wrong_file_names_file_and_field(
     tmp_path: Path, text: str, complaint: str, own: Settings
 ) -> None:
-    with pytest.raises(ConfigError, match="mine.toml") as caught:
+    with pytest.raises(ConfigError, match=r"mine\.toml") as caught:
         load_profile(write(tmp_path, text), own)
     assert complaint in str(caught.value)
 

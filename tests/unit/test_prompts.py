@@ -17,7 +17,7 @@ FUNCTION = {"name": "look_up", "parameters": {"type": "object", "properties": {}
 TOOL = {"type": "function", "function": FUNCTION}
 
 
-def sharegpt(*turns: tuple[str, Any], **columns: Any) -> dict[str, Any]:
+def sharegpt(*turns: tuple[Any, Any], **columns: Any) -> dict[str, Any]:
     listed = [{"from": role, "value": value} for role, value in turns]
     return {"id": "a", "conversations": listed, **columns}
 
@@ -90,14 +90,16 @@ def test_any_text_survives_to_the_byte(text: str) -> None:
         assert stored["messages"] == [{"role": "user", "content": text}]
 
 
+KEYS = ["id", "conversations", "messages", "prompt", "instruction", "input", "history", "tools"]
+KEYS += ["functions", "parameters", "system", "source", "images"]
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                "id conversations messages prompt instruction input history tools functions from "
-                "value role content text type function name parameters system source images".split()
+                [*KEYS, "from", "value", "role", "content", "text", "type", "function", "name"]
             ),
             inner,
             max_size=4,

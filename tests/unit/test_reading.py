@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflashq.core.errors import InputError
-from dflashq.operations import containers
-from dflashq.operations.containers import Defect, records
+from dflashq.operations import containers, elements, lines
+from dflashq.operations.containers import records
+from dflashq.operations.lines import Defect, line_records
 from dflashq.operations.reading import Row, read_prompts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts"
@@ -23,6 +24,18 @@ THREE = [
     (1, "How warm is a summer day?"),
     (2, "Was heißt „Brücke“? \u2028 ж 🙂"),
     (3, "Third\r\nquestion"),
+]
+
+
+MAGICS = [
+    b"",
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"\xff\xfe",
+    b"\xfe\xff",
+    b"\xef\xbb\xbf",
+    b"[",
+    b"{",
 ]
 
 
@@ -186,7 +199,12 @@ def test_one_prompt_however_it_is_written(tmp_path: Path, body: bytes) -> None:
             b'{\n"prompt": "q"\n}\n{\n"prom',
             [(1, "accept"), (4, "invalid_json"), (5, "truncated_line")],
         ),
-        (b'[{"prompt": "q"}, {"prompt": "\xff"}, {"prompt": NaN}]', None),
+        (
+            b'[{"prompt": "q"}, {"prompt": NaN}, {"prompt": '
+            + b"9" * 5000
+            + b'}, {"prompt": "q"}]',
+            [(1, "accept"), (2, "invalid_json"), (3, "invalid_json"), (4, "accept")],
+        ),
         (
             b'[\n{"prompt": "q"},\n{"prompt": "\xff"},\n"x"\n]',
             [(1, "accept"), (2, "invalid_utf8"), (3, "not_an_object")],
@@ -199,14 +217,8 @@ def test_one_prompt_however_it_is_written(tmp_path: Path, body: bytes) -> None:
     ],
     ids=repr,
 )
-def test_looking_tells_the_container(
-    tmp_path: Path, body: bytes, expected: list[Any] | None
-) -> None:
+def test_looking_tells_the_container(tmp_path: Path, body: bytes, expected: list[Any]) -> None:
     path = written(tmp_path, body)
-    if expected is None:
-        with pytest.raises(InputError, match="NaN is no JSON"):
-            list(read_prompts(path))
-        return
     assert [(r.line, (*r.outcome.why, r.outcome.do)[0]) for r in read_prompts(path)] == expected
 
 
@@ -226,10 +238,12 @@ def pieces(body: bytes, size: int) -> Any:
 @given(st.binary(max_size=300) | st.text(alphabet='{}[]":,a1\\ \n\r\ufeff').map(str.encode))
 def test_any_bytes_are_accounted_for_once(body: bytes) -> None:
     """As lines: every line that is not blank gives one record, under its own number."""
-    lines = {n: line for n, line in enumerate(body.split(b"\n"), 1) if line and not line.isspace()}
-    got = list(containers._from_lines(b"", pieces(body, 7)))
-    assert {r.line: r.raw for r in got} == lines
-    assert len(got) == len(lines)
+    expected = {
+        n: line for n, line in enumerate(body.split(b"\n"), 1) if line and not line.isspace()
+    }
+    got = list(line_records(b"", pieces(body, 7)))
+    assert {r.line: r.raw for r in got} == expected
+    assert len(got) == len(expected)
 
 
 @given(
@@ -237,13 +251,27 @@ def test_any_bytes_are_accounted_for_once(body: bytes) -> None:
     st.integers(1, 9),
 )
 def test_any_bytes_never_crash_the_reader(body: bytes, size: int) -> None:
+    failure, got = None, []
     try:
         got = list(records("name", pieces(body, size)))
     except InputError as exc:
-        assert str(exc).startswith("name is a JSON array")
-        return
-    spaces = b" \t\r\n\x0b\x0c\x00\xef\xbb\xbf"
-    assert bool(got) or not body.strip(spaces + b"[]") or b"\0" in body
+        failure = str(exc)
+    assert failure is None or failure.startswith("name is a JSON array")
+    filled = [line for line in body.split(b"\n") if line and not line.isspace()]
+    assert got or failure or not filled or not body.strip(b" \t\r\n\xef\xbb\xbf[]")
+
+
+@given(st.sampled_from(MAGICS), st.binary(max_size=200))
+def test_any_file_gives_rows_or_one_error(
+    tmp_path_factory: pytest.TempPathFactory, magic: bytes, body: bytes
+) -> None:
+    path = written(tmp_path_factory.mktemp("any"), magic + body + b'\n{"prompt": "q"}\n')
+    try:
+        rows = list(read_prompts(path))
+    except InputError as exc:
+        rows, failure = [], str(exc)
+        assert failure.count(str(path)) == 1
+    assert rows or failure
 
 
 values = st.dictionaries(st.text(max_size=4), st.text(max_size=30) | st.integers(), max_size=3)
@@ -269,7 +297,7 @@ def test_pretty_objects_give_their_first_lines(rows: list[Any], size: int) -> No
 
 @pytest.mark.parametrize("opening", [b"[\n", b""])
 def test_values_larger_than_the_look(opening: bytes) -> None:
-    rows = [{"prompt": "x" * n} for n in (10, 3 * containers.LOOK, 5)]
+    rows = [{"prompt": "x" * n} for n in (10, 3 * elements.LOOK, 5)]
     text = ",\n".join(json.dumps(r, indent=1) for r in rows)
     body = b"[\n" + text.encode() + b"\n]" if opening else text.replace("},", "}").encode()
     got = list(records("name", pieces(body, 100_000)))
@@ -277,14 +305,15 @@ def test_values_larger_than_the_look(opening: bytes) -> None:
 
 
 def test_a_first_element_larger_than_the_look() -> None:
-    rows = [{"prompt": "x" * 3 * containers.LOOK}, {"prompt": "y"}]
+    rows = [{"prompt": "x" * 3 * elements.LOOK}, {"prompt": "y"}]
     assert [r.value for r in records("n", pieces(json.dumps(rows).encode(), 99_999))] == rows
-    lines = b"".join(json.dumps(r).encode() + b"\n" for r in rows)
-    assert [r.value for r in records("n", pieces(lines, 99_999))] == rows
+    body = b"".join(json.dumps(r).encode() + b"\n" for r in rows)
+    assert [r.value for r in records("n", pieces(body, 99_999))] == rows
 
 
 def test_a_line_over_the_limit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers, "MAX_RECORD", 1000)
+    monkeypatch.setattr(lines, "MAX_RECORD", 1000)
+    monkeypatch.setattr(containers, "LOOK", 50)
     body = b'{"a": 1}\n"' + b"x" * 5000 + b'"\n{"b": 2}\n"' + b"y" * 5000
     got = list(records("n", pieces(body, 100)))
     assert [r.line for r in got] == [1, 2, 3, 4]

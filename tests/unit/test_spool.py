@@ -164,7 +164,7 @@ def test_the_demo_prompts(tmp_path: Path) -> None:
         assert set(spool.domains) == {"coding", "general", "math", "agent", "code-other"}
         rows = prompts(spool)
         assert sum("tools" in row for row in rows) == 2
-        assert sum(Prompt.from_json(row).turns > 1 for row in rows) == 6
+        assert sum(Prompt.from_json(row).turns > 1 for row in rows) == 5
 
 
 def test_the_script_writes_the_same_prompts_again(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ local function kept_key(batch)
 end
 
 local function holds(batch, fence)
-  return fence ~= '' and redis.call('HGET', LEASES, batch) == fence
+  return redis.call('HGET', LEASES, batch) == fence
 end
 
 local function tell(batch, sentence)

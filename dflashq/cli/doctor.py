@@ -1,0 +1,42 @@
+"""`dflashq doctor`: is everything there that a run needs?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain
+
+import click
+
+from dflashq.cli.session import Session, answer, json_option, pass_session
+from dflashq.operations.doctor import FAILED, Finding, machine, services
+from dflashq.operations.doctor_engine import engine
+
+
+@click.command()
+@click.option("--profile", help="Engine profile: name or file. [DFLASHQ_PROFILE]")
+@json_option
+@pass_session
+def doctor(session: Session, profile: str | None, as_json: bool) -> None:
+    """Check Redis, S3, clock, engine, model files, tokenizer, GPU and disk.
+
+    Each line is ok or says what to do; exit code 1 when any failed.
+    """
+    settings = session.settings
+    name = settings.profile if profile is None else profile
+    findings = []
+    for finding in chain(services(settings), engine(settings, name), machine(settings)):
+        findings.append(finding)
+        if not as_json:
+            click.echo("\n".join(_lines(finding)))
+    failed = [finding.name for finding in findings if finding.state == FAILED]
+    if as_json:
+        answer({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+    if failed:
+        raise SystemExit(1)
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    first, *rest = finding.says.splitlines() or [""]
+    yield f"{finding.state:<8} {finding.name}: {first}"
+    yield from (f"         {line}" for line in rest)

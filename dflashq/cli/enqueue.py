@@ -1,0 +1,159 @@
+"""`dflashq enqueue`: prompt files become a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflashq.cli.accounts import reject_lines, summary_lines
+from dflashq.cli.progress import Bars
+from dflashq.cli.session import (
+    Session,
+    answer_with_rows,
+    json_option,
+    pass_session,
+)
+from dflashq.core.model import RunRecord
+from dflashq.engine.profiles import load_profile
+from dflashq.operations.enqueue import Enqueued, check_name, run_record
+from dflashq.operations.spec import run_spec
+from dflashq.operations.spool import Spool, spooled
+
+READING = "Nothing was enqueued."
+SENDING = "What was uploaded stays and is used again: run the same command to go on."
+
+
+def _pairs(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign or not value:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE, as in temperature=0.7")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+@click.command()
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option("--run", required=True, help="Name of the run; the same again continues it.")
+@click.option("--profile", help="Engine profile: name or file. [DFLASHQ_PROFILE]")
+@click.option("--batch-size", default=1000, show_default=True, type=click.IntRange(1, 1000))
+@click.option(
+    "--sampling",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_pairs,
+    help="Sampling parameter in place of the profile's; may be repeated.",
+)
+@click.option("--thinking/--no-thinking", default=None, help="In place of the profile's own.")
+@click.option("--limit", type=click.IntRange(1), help="Stop behind this many prompts.")
+@click.option(
+    "--rejected",
+    "rejected_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where rejected lines go. [rejected-RUN.jsonl]",
+)
+@click.option("--dry-run", is_flag=True, help="Read everything, contact nobody.")
+@json_option
+@pass_session
+def enqueue(
+    session: Session,
+    files: tuple[Path, ...],
+    run: str,
+    profile: str | None,
+    batch_size: int,
+    sampling: dict[str, str],
+    thinking: bool | None,
+    limit: int | None,
+    rejected_path: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Read prompt FILEs to their end, upload them in batches, and hint the workers.
+
+    Files are JSON lines or a JSON array (ShareGPT, OpenAI messages, prompt, Alpaca), plain, gzip
+    or zstd. A bad line never stops a run: it is counted, told and put aside.
+    """
+    check_name(run)
+    chosen = load_profile(
+        session.settings.profile if profile is None else profile, session.settings
+    )
+    spec = run_spec(chosen, sampling=sampling, thinking=thinking, batch_size=batch_size)
+    session.interrupted = READING
+    with (
+        Bars() as bars,
+        spooled(
+            files,
+            rejected_path=rejected_path or Path(f"rejected-{run}.jsonl"),
+            batch_size=batch_size,
+            limit=limit,
+            progress=lambda rows: bars("reading rows", rows, 0),
+        ) as spool,
+    ):
+        asked = run_record(run, spec, spool, datetime.now(UTC))
+        done = None if dry_run else _send(session, asked, spool, bars)
+        bars.stop()
+        if as_json:
+            _answer(asked, spool, done)
+        else:
+            click.echo("\n".join(_lines(asked, spool, done)))
+
+
+def _send(session: Session, asked: RunRecord, spool: Spool, bars: Bars) -> Enqueued:
+    # Only here: a dry run needs neither Redis nor S3, nor the time to import their clients.
+    from dflashq.blobs.s3 import Blobs  # noqa: PLC0415
+    from dflashq.ledger import Hints, Ledger  # noqa: PLC0415
+    from dflashq.operations import enqueue as operation  # noqa: PLC0415
+
+    session.interrupted = SENDING
+    settings = session.settings
+    return operation.enqueue(Ledger(settings), Blobs(settings), Hints(settings), asked, spool, bars)
+
+
+def _lines(asked: RunRecord, spool: Spool, done: Enqueued | None) -> Iterator[str]:
+    yield from summary_lines(spool)
+    yield from reject_lines(spool)
+    what = f"run {asked.name}: {asked.prompts:,} prompts in {len(asked.batches):,} batches"
+    if done is None:
+        yield f"{what}; a dry run, nothing was sent"
+    elif done.continued:
+        yield f"{what}; it was there, {done.added:,} batches were added, {done.hinted:,} hints sent"
+    else:
+        yield f"{what}, {done.hinted:,} hints sent. See how it goes: dflashq watch {asked.name}"
+    if done is not None and done.state != "active":
+        yield f"run {asked.name} is {done.state}: dflashq status {asked.name}"
+
+
+def _answer(asked: RunRecord, spool: Spool, done: Enqueued | None) -> None:
+    record = asked if done is None else done.record
+    found: dict[str, Any] = {
+        "run": asked.name,
+        "fingerprint": record.fingerprint,
+        "prompts": record.prompts,
+        "batches": len(record.batches),
+        "dry_run": done is None,
+        "continued": done.continued if done else False,
+        "added": done.added if done else 0,
+        "hinted": done.hinted if done else 0,
+        "state": done.state if done else None,
+        "counts": {do: spool.counts.get(do, 0) for do in ("accept", "normalise", "reject")},
+        "reasons": {do: dict(found) for do, found in spool.reasons.items()},
+        "domains": dict(spool.domains),
+        "rejected": None if spool.rejected_path is None else str(spool.rejected_path),
+    }
+    answer_with_rows(found, "lines", _rows(spool))
+
+
+def _rows(spool: Spool) -> Iterator[dict[str, Any]]:
+    with spool.records_path.open(encoding="utf-8") as records:
+        for line in records:
+            row = json.loads(line)
+            names = {name: row[name] for name in ("file", "line", "do")}
+            yield names | {"why": ",".join(row["why"])}

@@ -1,0 +1,31 @@
+"""`dflashq pause`: the workers hand a run's batches back."""
+
+from __future__ import annotations
+
+import click
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.cli.session import (
+    Session,
+    answer,
+    json_option,
+    pass_session,
+    reason_option,
+    run_argument,
+)
+from dflashq.ledger import Ledger
+from dflashq.operations import control
+
+
+@click.command()
+@run_argument
+@reason_option
+@json_option
+@pass_session
+def pause(session: Session, run: str, reason: str, as_json: bool) -> None:
+    """Let the workers hand the batches of RUN back within seconds; finished work stays kept."""
+    state = control.pause(Ledger(session.settings), Blobs(session.settings), run, reason)
+    if as_json:
+        answer({"run": run, "state": state, "reason": reason})
+    else:
+        click.echo(f"run {run} is paused; go on with: dflashq resume {run}")

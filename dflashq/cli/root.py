@@ -1,0 +1,116 @@
+"""The group `dflashq`: loads the command that is called, ends every error in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from dflashq import __version__
+from dflashq.cli.session import Session, say
+from dflashq.core.errors import DflashqError
+
+COMMANDS = {
+    "enqueue": "Read prompt files and give them to the fleet as one run.",
+    "status": "Tell how the runs and the workers fare.",
+    "watch": "Show a run as it goes, until it is finished.",
+    "pause": "Let the workers hand a run's batches back.",
+    "resume": "Go on with a paused run.",
+    "cancel": "End a run for good.",
+    "verify": "Prove from S3 that every prompt has exactly one place.",
+    "backfill": "Run again what failed: dead batches, or rejected prompts.",
+    "doctor": "Check Redis, S3, engine, model and machine.",
+    "local": "Run Redis and S3 on this machine.",
+}
+FAILED, BUG, INTERRUPTED = 1, 3, 130
+
+
+class Root(click.Group):
+    """Commands by name; a command's module is imported when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"dflashq.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        session = ctx.ensure_object(Session)
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except (KeyboardInterrupt, click.Abort):
+            say(f"\ninterrupted. {session.interrupted}")
+            ctx.exit(INTERRUPTED)
+        except DflashqError as exc:
+            _tell(exc, session, ctx)
+        except Exception as exc:
+            # A reader that went away (`| head`) is click's to handle.
+            if isinstance(exc, OSError) and exc.errno == errno.EPIPE:
+                raise
+            _tell_bug(exc, session, ctx)
+
+
+def _tell(exc: DflashqError, session: Session, ctx: click.Context) -> NoReturn:
+    """An expected failure: its sentence, and its exit code."""
+    if session.debug:
+        say(traceback.format_exc())
+    say(f"dflashq {ctx.invoked_subcommand or ''}: {exc}")
+    ctx.exit(exc.exit_code)
+
+
+def _tell_bug(exc: Exception, session: Session, ctx: click.Context) -> NoReturn:
+    """An unexpected failure: a sentence, and where its traceback is."""
+    text = "".join(traceback.format_exception(exc))
+    where = None if session.debug else _written(text, session)
+    if where is None:
+        say(text)
+    tail = f": {exc}" if str(exc) else ""
+    say(
+        f"dflashq {ctx.invoked_subcommand or ''}: this is a bug in dflashq, not your mistake "
+        f"({type(exc).__name__}{tail}). Please report it"
+        + (f" with {where}." if where else " with the text above.")
+    )
+    ctx.exit(BUG)
+
+
+def _written(text: str, session: Session) -> Path | None:
+    """The traceback in a file, or None when it cannot be written."""
+    try:
+        folder = session.settings.state_dir / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06d}.log"
+        path.write_text(f"dflashq {__version__}\n{text}")
+    except (OSError, DflashqError):
+        return None
+    return path
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dflashq")
+@click.option("-v", "verbose", count=True, help="Tell more; twice tells everything.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.pass_context
+def root(ctx: click.Context, verbose: int, debug: bool) -> None:
+    """Answer prompts with the target model itself, on a fleet.
+
+    Settings come from DFLASHQ_* environment variables or a .env file. Exit codes: 0 ok, 1 failed,
+    2 usage, 3 bug, 130 interrupted.
+    """
+    session = ctx.ensure_object(Session)
+    session.verbose, session.debug = verbose, debug
+    session.start_logging()

@@ -1,0 +1,90 @@
+"""What every command shares: settings, output on the right stream, common options."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import click
+
+from dflashq import config
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+NOTHING_CHANGED = "Nothing was changed."
+
+
+@dataclass
+class Session:
+    """One call of `dflashq`. `interrupted` is what Ctrl-C says now: what stands, what to do."""
+
+    debug: bool = False
+    verbose: int = 0
+    interrupted: str = NOTHING_CHANGED
+
+    @cached_property
+    def settings(self) -> config.Settings:
+        """The settings, read at first use; ConfigError names what is wrong."""
+        return config.load()
+
+    def start_logging(self) -> None:
+        """Warnings only; -v tells what dflashq does, -vv what its libraries do."""
+        logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger().setLevel(logging.DEBUG if self.verbose > 1 else logging.WARNING)
+        if self.verbose == 1:
+            logging.getLogger("dflashq").setLevel(logging.INFO)
+
+
+pass_session = click.make_pass_decorator(Session, ensure=True)
+
+
+def json_option(command: Command) -> Command:
+    """`--json`: one object on stdout, everything else on stderr."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+def reason_option(command: Command) -> Command:
+    """`--reason`: a sentence that `status` shows beside the run's state."""
+    return click.option("--reason", default="", help="Why; shown by status.")(command)
+
+
+def run_argument(command: Command) -> Command:
+    """The RUN of most commands, refused in a sentence when it cannot be a run's name."""
+    return click.argument("run", metavar="RUN", callback=_run_name)(command)
+
+
+def _run_name(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    from dflashq.core.keys import valid_run_name  # noqa: PLC0415 - cheap, but --help needs none
+
+    if value is not None and not valid_run_name(value):
+        raise click.BadParameter(
+            f"{value!r} is no run name: letters, digits, dot, dash and underscore, at most 100, "
+            "beginning with a letter or a digit"
+        )
+    return value
+
+
+optional_run_argument = click.argument("run", metavar="[RUN]", required=False, callback=_run_name)
+
+
+def answer(value: dict[str, Any]) -> None:
+    """The one JSON object of `--json`."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=1, default=str))
+
+
+def answer_with_rows(value: dict[str, Any], name: str, rows: Iterable[dict[str, Any]]) -> None:
+    """The same with a list of any length under `name`, one row a line, never held in memory."""
+    head = json.dumps(value, ensure_ascii=False, indent=1, default=str).removesuffix("\n}")
+    click.echo(f'{head},\n "{name}": [', nl=False)
+    for number, row in enumerate(rows):
+        click.echo(("," if number else "") + f"\n  {json.dumps(row, ensure_ascii=False)}", nl=False)
+    click.echo("]\n}")
+
+
+def say(text: str) -> None:
+    """A line for a person, on stderr."""
+    click.echo(text, err=True)

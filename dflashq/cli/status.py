@@ -1,0 +1,47 @@
+"""`dflashq status`: all runs and workers, or one run in detail."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from dflashq.cli import views
+from dflashq.cli.session import (
+    Session,
+    answer,
+    json_option,
+    optional_run_argument,
+    pass_session,
+)
+from dflashq.ledger import Ledger
+from dflashq.operations.status import run_view, worker_views
+
+
+@click.command()
+@optional_run_argument
+@json_option
+@pass_session
+def status(session: Session, run: str | None, as_json: bool) -> None:
+    """Tell how the runs and the workers fare; with RUN, everything on that one."""
+    ledger = Ledger(session.settings)
+    if run is None:
+        _all(ledger, as_json)
+        return
+    details = views.read_details(ledger, run)
+    if as_json:
+        answer(details.to_json())
+    else:
+        click.echo("\n".join(views.run_lines(details)))
+
+
+def _all(ledger: Ledger, as_json: bool) -> None:
+    workers = worker_views(ledger.workers())
+    found = [run_view(ledger.status(run), workers) for run in sorted(ledger.runs())]
+    if as_json:
+        answer({"runs": [v.to_json() for v in found], "workers": [asdict(w) for w in workers]})
+        return
+    lines = views.runs_lines(found) if found else ["no run yet: dflashq enqueue FILE --run NAME"]
+    lines += ["", *views.workers_lines(workers)]
+    lines += ["", *(f"{v.name}: {v.sentence}" for v in found)] if found else []
+    click.echo("\n".join(lines))

@@ -1,0 +1,167 @@
+"""The engine's side of `doctor`: profile, engine, model folder, tokenizer, GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from dflashq.config import Settings
+from dflashq.core.errors import ConfigError, DflashqError
+from dflashq.engine.profiles import Profile, load_profile
+from dflashq.operations.doctor import FAILED, SKIPPED, Finding, SkippedCheck, found
+
+IMPORT_TIMEOUT_S, RENDER_TIMEOUT_S, GPU_TIMEOUT_S = 180.0, 120.0, 20.0
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# A process of its own: whoever calls operations never pays for transformers.
+RENDER = (
+    "import sys; from dflashq.engine.render import Renderer; "
+    "ids = Renderer(sys.argv[1]).render([{'role': 'user', 'content': 'How warm is it?'}], None, "
+    "thinking=sys.argv[2] == 'True'); print(len(ids))"
+)
+
+
+def engine(settings: Settings, name: str) -> Iterator[Finding]:
+    """Everything that a worker with this profile needs of the host. Blocks, up to minutes."""
+    if not name:
+        yield Finding("engine", SKIPPED, "no profile is set (--profile or DFLASHQ_PROFILE)")
+        yield found("gpu", lambda: _gpu(settings, None))
+        return
+    loaded: list[Profile] = []
+    yield found("profile", lambda: _profile(settings, name, loaded))
+    if loaded:
+        yield from _host(settings, loaded[0])
+
+
+def _host(settings: Settings, profile: Profile) -> Iterator[Finding]:
+    yield found("engine", lambda: _importable(profile))
+    model = found("model", lambda: check_model(Path(profile.model.path)))
+    yield model
+    if model.state == FAILED:
+        yield Finding("tokenizer", SKIPPED, "the model folder comes first")
+    else:
+        yield found("tokenizer", lambda: _renders(profile))
+    yield found("gpu", lambda: _gpu(settings, profile))
+
+
+def _profile(settings: Settings, name: str, loaded: list[Profile]) -> str:
+    loaded.append(load_profile(name, settings))
+    return f"{loaded[0].name} serves {loaded[0].model.id} on queue {loaded[0].queue}"
+
+
+def _importable(profile: Profile) -> str:
+    launch = profile.launch
+    if launch.kind != "sglang":
+        raise SkippedCheck(f"launch kind {launch.kind!r} is not ours to import")
+    if shutil.which(launch.python) is None:
+        raise ConfigError(
+            f"there is no python at {launch.python}: install the engine there, or set "
+            "DFLASHQ_ENGINE_PYTHON"
+        )
+    code = "import sglang; print(sglang.__version__)"
+    version = _run([launch.python, "-c", code], launch.env, IMPORT_TIMEOUT_S, "importing sglang")
+    return f"sglang {version} in {launch.python}"
+
+
+def check_model(folder: Path) -> str:
+    """Config, tokenizer and every weight file that the index names; ConfigError says what lacks."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there is no model folder {folder}: put the model there or set DFLASHQ_MODEL_PATH"
+        )
+    lacks = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        lacks.append("a tokenizer")
+    weights = _weights(folder)
+    lacks += [name for name in weights if not _whole(folder / name)] or (
+        [] if weights else ["weights"]
+    )
+    if lacks:
+        shown = ", ".join(lacks[:5]) + (f" and {len(lacks) - 5} more" if len(lacks) > 5 else "")
+        raise ConfigError(f"{folder} is incomplete, it lacks {shown}: download the model again")
+    size = sum((folder / name).stat().st_size for name in weights)
+    return f"{folder}: {len(weights)} weight files, {size / 2**30:,.2f} GiB"
+
+
+def _whole(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _weights(folder: Path) -> list[str]:
+    """The weight files that must be there: those of the index, else those that are."""
+    for index in sorted(folder.glob("*.index.json")):
+        try:
+            return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as exc:
+            raise ConfigError(f"{index} is damaged ({exc}): download the model again") from None
+    return sorted(path.name for pattern in WEIGHTS for path in folder.glob(pattern))
+
+
+def _renders(profile: Profile) -> str:
+    command = [sys.executable, "-c", RENDER, profile.model.path, str(profile.model.thinking)]
+    count = _run(command, {}, RENDER_TIMEOUT_S, "rendering a prompt")
+    return f"renders a prompt into {count} ids"
+
+
+def _gpu(settings: Settings, profile: Profile | None) -> str:
+    gpus = _gpus()
+    if profile is not None and not _needs_gpu(profile):
+        return "; ".join(gpus) if gpus else "none: fine for a CPU profile"
+    if not gpus:
+        if profile is None:
+            raise SkippedCheck("none here; a worker needs one unless its profile runs on the CPU")
+        raise DflashqError(
+            f"nvidia-smi lists no GPU, and profile {profile.name} needs one: install the driver, "
+            "or choose a CPU profile"
+        )
+    if settings.gpu and not any(_is(gpu, settings.gpu) for gpu in gpus):
+        raise ConfigError(f"DFLASHQ_GPU={settings.gpu} is none of: {'; '.join(gpus)}")
+    return "; ".join(gpus)
+
+
+def _needs_gpu(profile: Profile) -> bool:
+    """Whether this host's GPU is asked for; of other launch kinds than sglang nobody knows."""
+    words = [word for flag in profile.launch.flags for word in flag.words()]
+    return profile.launch.kind == "sglang" and ("--device", "cpu") not in pairwise(words)
+
+
+def _gpus() -> list[str]:
+    """`0: NAME, UUID` for each GPU; none without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
+    rows = _run(query, {}, GPU_TIMEOUT_S, "listing the GPUs").splitlines()
+    return [row.replace(", ", ": ", 1) for row in rows if row.strip()]
+
+
+def _is(gpu: str, wanted: str) -> bool:
+    return gpu.partition(":")[0] == wanted or gpu.rpartition(", ")[2] == wanted
+
+
+def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, doing: str) -> str:
+    """The last line that a process printed; DflashqError with the end of its errors."""
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise DflashqError(f"{doing} took more than {timeout_s:.0f} s ({command[0]})") from None
+    except OSError as exc:
+        raise DflashqError(f"{doing} failed: {command[0]}: {exc.strerror or exc}") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no error text"])[-1]
+        raise DflashqError(f"{doing} failed with {command[0]} (exit {done.returncode}): {last}")
+    return done.stdout.strip()

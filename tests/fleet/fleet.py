@@ -1,0 +1,209 @@
+"""Real worker processes for the tests, and the one oracle that every fleet test ends in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.config import Settings
+from dflashq.core.model import RunRecord, RunSpec, Sampling
+from dflashq.engine.profiles import Profile, load_profile
+from dflashq.ledger import Hints, Ledger
+from dflashq.operations.enqueue import enqueue, run_record
+from dflashq.operations.spool import spooled
+from dflashq.operations.verify import Report, verify
+from tests.environment import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Poll a condition of another process; the assertion says what did not come."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+class Worker:
+    """One `celery -A workers worker` process in a session of its own."""
+
+    def __init__(self, settings: Settings, profile: Path, name: str, log: Path) -> None:
+        self.name, self.log = f"{name}@test", log
+        self._ledger = Ledger(settings)
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "celery", "-A", "workers", "worker"),
+                    *("-n", self.name, "--profile", str(profile), "--loglevel", "INFO"),
+                    *("--without-gossip", "--without-mingle"),
+                ],
+                cwd=ROOT,
+                env=environment(settings),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def ready(self) -> bool:
+        assert self.process.poll() is None, f"worker ended early:\n{self.tail()}"
+        row = self._ledger.workers().get(self.name)
+        return row is not None and row["engine"] == "ready" and row["pid"] == self.process.pid
+
+    def wait_ready(self, timeout_s: float = 90.0) -> None:
+        wait_until(lambda: self.ready, f"worker {self.name} is ready", timeout_s)
+
+    def family(self) -> list[psutil.Process]:
+        """The worker and everything below it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            me = psutil.Process(self.process.pid)
+            return [me, *me.children(recursive=True)]
+        return []
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        """SIGTERM, then the exit code."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """kill -9 of the worker alone: its engine has to notice."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Fleet:
+    """Workers on one profile, and what a test does with runs. A context manager."""
+
+    def __init__(self, settings: Settings, profile: Path, folder: Path) -> None:
+        self.settings, self.profile_path, self.folder = settings, profile, folder
+        self.profile: Profile = load_profile(str(profile), settings)
+        self.ledger, self.blobs = Ledger(settings), Blobs(settings)
+        self.hints = Hints(settings)
+        self.workers: list[Worker] = []
+        self._family: list[psutil.Process] = []
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for worker in self.workers:
+            self._family += worker.family()
+        for worker in self.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.stop(30)
+        for process in self._family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def start(self, name: str, *, wait: bool = True) -> Worker:
+        worker = Worker(self.settings, self.profile_path, name, self.folder / f"{name}.log")
+        self.workers.append(worker)
+        if wait:
+            worker.wait_ready()
+            self._family += worker.family()
+        return worker
+
+    def enqueue(
+        self,
+        run: str,
+        prompts: Path,
+        *,
+        batch_size: int = 8,
+        thinking: bool | None = None,
+        **sampling: float,
+    ) -> RunRecord:
+        model = self.profile.model
+        spec = RunSpec(
+            model=model.source or model.id,
+            revision=model.revision,
+            queue=self.profile.queue,
+            thinking=model.thinking if thinking is None else thinking,
+            sampling=Sampling(**(self.profile.sampling.model_dump() | sampling)),
+            batch_size=batch_size,
+        )
+        rejected = self.folder / "rejected.jsonl"
+        with spooled([prompts], rejected_path=rejected, batch_size=batch_size) as spool:
+            asked = run_record(run, spec, spool, datetime.now(UTC))
+            return enqueue(
+                self.ledger, self.blobs, self.hints, asked, spool, lambda *_: None
+            ).record
+
+    def wait_finished(self, run: str, timeout_s: float = 120.0) -> None:
+        def finished() -> bool:
+            for worker in self.workers:
+                code = worker.process.poll()
+                assert code in (None, 0, -signal.SIGKILL), f"exit {code}:\n{worker.tail()}"
+            return self.ledger.status(run).finished
+
+        wait_until(finished, f"run {run} is finished", timeout_s)
+
+    def oracle(self, run: str) -> Report:
+        """Every prompt exactly once, hashes right, no live lease, counters equal S3."""
+        report = verify(self.blobs, run)
+        assert report.clean, (report.problems, report.missing)
+        status = self.ledger.status(run)
+        assert not status.leased
+        assert status.pending == 0
+        assert report.accepted + sum(report.rejected.values()) == report.prompts
+        assert status.counters.get("prompts", 0) == report.prompts
+        assert status.counters.get("accepted", 0) == report.accepted
+        assert status.kept_bytes == 0
+        return report
+
+    def assert_no_orphans(self) -> None:
+        """Nothing that a worker started outlives it."""
+
+        def left() -> list[psutil.Process]:
+            return [p for p in self._family if p.is_running() and p.status() != "zombie"]
+
+        wait_until(lambda: not left(), f"processes ended: {left()}", 20)
+
+
+def prompts_file(path: Path, count: int, turns: int = 1) -> Path:
+    """`count` prompts of `turns` user turns each."""
+    import json
+
+    rows = (
+        {
+            "id": f"p{number}",
+            "domain": ("coding", "general", "math")[number % 3],
+            "messages": [
+                {"role": "user", "content": f"What is {number} plus {turn}?"}
+                for turn in range(turns)
+            ],
+        }
+        for number in range(count)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@contextlib.contextmanager
+def environment_of(settings: Settings) -> Iterator[None]:
+    """Run a block of this process under a test's settings."""
+    before = dict(os.environ)
+    os.environ.update(environment(settings))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,172 @@
+"""The heartbeat: it renews, tells each loss once, and outlives Redis outages and broken callers."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from dflashq.config import Settings
+from dflashq.embedded.ports import free_port
+from dflashq.embedded.redis import EmbeddedRedis
+from dflashq.ledger import LeaseKeeper
+from tests.ledger.bench import B1, B2, Bench, entries
+
+TTL_S = 1.5  # a beat every 0.5 s
+
+
+@contextmanager
+def keeping(bench: Bench, ttl_s: float = TTL_S) -> Iterator[LeaseKeeper]:
+    keeper = LeaseKeeper(bench.ledger, ttl_s)
+    keeper.start()
+    try:
+        yield keeper
+    finally:
+        keeper.stop()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_it_renews_until_the_lease_is_dropped(settings: Settings) -> None:
+    bench = Bench(settings).start(B1)
+    lease, lost = bench.lease(), queue.Queue[str]()
+    with keeping(bench) as keeper:
+        keeper.hold(lease, lost.put)
+        bench.silence(B1)
+        until(lambda: bench.end_of(B1) > 1)
+        first = bench.end_of(B1)
+        until(lambda: bench.end_of(B1) > first)
+        assert bench.ledger.expire(bench.run) == []
+        assert keeper.held() == [lease]
+        assert time.monotonic() - keeper.last_answer < 10
+        keeper.drop(lease)
+        until(lambda: bench.ledger.expire(bench.run) == [(B1, "pending")])
+    assert lost.empty()
+
+
+def test_each_loss_is_told_once_with_its_reason(settings: Settings) -> None:
+    one, two = Bench(settings).start(B1, B2), Bench(settings).start(B1)
+    lost = queue.Queue[tuple[str, str]]()
+    fenced, kept, other = one.lease(B1), one.lease(B2), two.lease(B1)
+    with keeping(one) as keeper:
+        for lease in (fenced, kept, other):
+            keeper.hold(lease, lambda why, lease=lease: lost.put((lease.fence, why)))
+        one.ledger.disown(one.run, "nobody")
+        one.ledger.release(fenced, "taken away")
+        assert lost.get(timeout=20) == (fenced.fence, "fenced")
+        two.ledger.set_state(two.run, "cancelled", "asked")
+        assert lost.get(timeout=20) == (other.fence, "cancelled")
+        one.ledger.set_state(one.run, "paused", "breaker")
+        assert lost.get(timeout=20) == (kept.fence, "paused")
+        assert keeper.held() == []
+    assert lost.empty()
+
+
+def test_a_wiped_ledger_is_told_as_unknown(settings: Settings) -> None:
+    bench = Bench(settings).start(B1)
+    lost = queue.Queue[str]()
+    with keeping(bench) as keeper:
+        keeper.hold(bench.lease(), lost.put)
+        bench.raw.flushdb()
+        assert lost.get(timeout=20) == "unknown"
+        assert keeper.held() == []
+
+
+def test_a_dropped_lease_is_never_told(settings: Settings) -> None:
+    bench = Bench(settings).start(B1, B2)
+    told = queue.Queue[str]()
+    dropped, held = bench.lease(B1), bench.lease(B2)
+    with keeping(bench) as keeper:
+        keeper.hold(dropped, told.put)
+        keeper.drop(dropped)
+        keeper.hold(held, told.put)
+        bench.ledger.release(dropped, "drain")
+        bench.ledger.release(held, "drain")
+        assert told.get(timeout=20) == "fenced"
+    assert told.empty()
+
+
+def test_a_callback_that_raises_ends_no_other_lease(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(settings).start(B1, B2)
+    told = queue.Queue[str]()
+
+    def broken(why: str) -> None:
+        raise RuntimeError(f"the loop is closed ({why})")
+
+    first, second = bench.lease(B1), bench.lease(B2)
+    with keeping(bench) as keeper:
+        bench.ledger.release(first, "taken away")
+        bench.ledger.release(second, "taken away")
+        with caplog.at_level(logging.ERROR):
+            keeper.hold(first, broken)
+            keeper.hold(second, told.put)
+            assert told.get(timeout=20) == "fenced"
+        assert keeper.held() == []
+        again = bench.lease(B1)
+        bench.silence(B1)
+        keeper.hold(again, told.put)
+        until(lambda: bench.end_of(B1) > 1)
+    assert "the loop is closed (fenced)" in caplog.text
+
+
+def test_a_callback_may_use_the_keeper(settings: Settings) -> None:
+    bench = Bench(settings).start(B1)
+    lease, done = bench.lease(), threading.Event()
+    with keeping(bench) as keeper:
+
+        def lost(_why: str) -> None:
+            keeper.drop(lease)
+            assert keeper.held() == []
+            done.set()
+
+        keeper.hold(lease, lost)
+        bench.ledger.release(lease, "taken away")
+        assert done.wait(20)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_restart_of_redis_loses_no_lease(
+    settings: Settings, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EmbeddedRedis(tmp_path / "own", free_port(), "keeper-password") as server:
+        bench = Bench(
+            settings.model_copy(
+                update={"redis_url": server.url, "redis_password": SecretStr("keeper-password")}
+            )
+        ).start(B1)
+        lease, lost = bench.lease(), queue.Queue[str]()
+        assert bench.ledger.keep(lease, entries(0))
+        with keeping(bench) as keeper:
+            keeper.hold(lease, lost.put)
+            until(lambda: bench.end_of(B1) < _server_ms(bench) + 1000 * TTL_S + 1)
+            getattr(server, how)()
+            until(lambda: "heartbeat failed" in caplog.text)
+            last = keeper.last_answer
+            until(lambda: time.monotonic() > last + 2 * TTL_S)  # the lease is past its end
+            server.start()
+            until(lambda: keeper.last_answer > last)
+            assert bench.ledger.expire(bench.run) == []
+            assert keeper.held() == [lease]
+            assert bench.ledger.keep(lease, entries(1))
+            assert set(bench.ledger.kept(lease).verdicts) == {0, 1}
+            assert lost.empty()
+        assert "keeper-password" not in caplog.text
+
+
+def _server_ms(bench: Bench) -> float:
+    seconds, micros = bench.raw.time()
+    return float(seconds * 1000 + micros / 1000)
