@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dflashq import config
+if TYPE_CHECKING:
+    from dflashq.config import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NOTHING_CHANGED = "Nothing was changed."
@@ -27,8 +28,10 @@ class Session:
     interrupted: str = NOTHING_CHANGED
 
     @cached_property
-    def settings(self) -> config.Settings:
+    def settings(self) -> Settings:
         """The settings, read at first use; ConfigError names what is wrong."""
+        from dflashq import config  # noqa: PLC0415 - `--help` reads none
+
         return config.load()
 
     def start_logging(self) -> None:

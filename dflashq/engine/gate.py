@@ -66,10 +66,6 @@ class Gate:
         """Wait until nothing is in flight; on an open gate that may be for a moment only."""
         await self._idle.wait()
 
-    async def idle(self) -> None:
-        """Wait until nobody holds a slot. Close the gate first, or somebody new may enter."""
-        await self._idle.wait()
-
     def set_limit(self, limit: int) -> None:
         """Change the limit; holders above a lowered one stay until they are done."""
         self._limit = _positive(limit)

@@ -59,8 +59,8 @@ def translated(address: str, doing: str) -> Iterator[None]:
         ) from exc
     except TRANSPORT as exc:
         raise LedgerUnreachableError(
-            f"Redis at {address} did not answer while {doing} ({exc}); nothing is lost, "
-            "it is tried again."
+            f"Redis at {address} did not answer while {doing} ({exc}); nothing is lost, it can be "
+            "tried again: see that Redis is up and DFLASHQ_REDIS_URL right."
         ) from exc
     except redis.RedisError as exc:
         raise LedgerError(f"Redis at {address} failed while {doing}: {exc}") from exc
