@@ -17,6 +17,7 @@ from dflashq.core.texts import encodable, encodable_tools, refuse_control_tokens
 from dflashq.core.tools import tools_of
 
 ACCEPT, NORMALISE, REJECT = "accept", "normalise", "reject"
+SKIP, BLANK_LINE = "skip", "blank_line"
 
 
 class Outcome(NamedTuple):

@@ -38,6 +38,11 @@ class Renderer:
         """
         from jinja2.exceptions import TemplateError  # noqa: PLC0415 - comes with transformers
 
+        if tools and not self._renders_tools:
+            raise EngineRefusedError(
+                "this model's chat template does not render tools: without them the prompt would "
+                "be another one"
+            )
         with self._lock:
             try:
                 ids = self._tokenizer.apply_chat_template(
@@ -85,6 +90,11 @@ class Renderer:
         template = self._tokenizer.chat_template
         body = template.encode() if isinstance(template, str) else canonical_json(template)
         return hashlib.sha256(body).hexdigest()
+
+    @cached_property
+    def _renders_tools(self) -> bool:
+        template = self._tokenizer.chat_template
+        return "tools" in (template if isinstance(template, str) else "".join(template.values()))
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dflashq.operations.elements import (
     LOOK,
@@ -12,14 +12,24 @@ from dflashq.operations.elements import (
     skip_space,
     value_records,
 )
-from dflashq.operations.lines import DECODER, Defect, Record, decoded, line_records
+from dflashq.operations.lines import (
+    DECODER,
+    Defect,
+    Record,
+    decoded,
+    line_records,
+    nothing_to_tell,
+)
 
 
-def records(name: str, chunks: Iterator[bytes]) -> Iterator[Record]:
+def records(
+    name: str, chunks: Iterator[bytes], blank: Callable[[int], None] = nothing_to_tell
+) -> Iterator[Record]:
     """All records of a text, blank lines left out; `value` is a Defect where there is none.
 
-    Holds one record and a few MiB. Raises InputError naming `name` when an array breaks off in
-    its middle, where what follows cannot be told.
+    `blank(line)` is told of each blank line among JSON lines, before the record behind it. Holds
+    one record and a few MiB. Raises InputError naming `name` when an array breaks off in its
+    middle, where what follows cannot be told.
     """
     head = b""
     for chunk in chunks:
@@ -31,7 +41,7 @@ def records(name: str, chunks: Iterator[bytes]) -> Iterator[Record]:
     whole = len(head) < LOOK
     kind = _kind(head, whole)
     if kind == "lines":
-        return line_records(head, chunks)
+        return line_records(head, chunks, blank)
     text = Text(name, head, chunks)
     return array_records(text) if kind == "array" else value_records(text)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
 MAX_RECORD = 64 << 20
@@ -32,13 +32,24 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant)
 _decode = DECODER.decode
 
 
-def line_records(head: bytes, chunks: Iterator[bytes]) -> Iterator[Record]:
-    """The lines of `head` and `chunks` that are not blank, by physical number; never raises."""
+def nothing_to_tell(_line: int) -> None:
+    """Who does not care for blank lines."""
+
+
+def line_records(
+    head: bytes, chunks: Iterator[bytes], blank: Callable[[int], None] = nothing_to_tell
+) -> Iterator[Record]:
+    """The lines of `head` and `chunks` that are not blank, by physical number; never raises.
+
+    `blank(line)` is told of the others.
+    """
     for number, (line, ended) in enumerate(_lines(head, chunks), 1):
         if line is None:
             yield Record(number, b"", Defect("line_too_long", f"over {MAX_RECORD} bytes"))
         elif line and not line.isspace():
             yield Record(number, line, _line_value(line, ended))
+        else:
+            blank(number)
 
 
 def _lines(head: bytes, chunks: Iterator[bytes]) -> Iterator[tuple[bytes | None, bool]]:

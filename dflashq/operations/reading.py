@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from dflashq.core.errors import InputError
 from dflashq.core.prompts import REJECT, Outcome, normalise, noted, rejected
 from dflashq.core.seen import SeenIds, prompt_key
 from dflashq.operations.containers import records
-from dflashq.operations.lines import Defect
+from dflashq.operations.lines import Defect, nothing_to_tell
 from dflashq.operations.sources import utf8_chunks
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,12 @@ class Row(NamedTuple):
     raw: bytes
 
 
-def read_prompts(path: Path, seen: SeenIds | None = None) -> Iterator[Row]:
+def read_prompts(
+    path: Path, seen: SeenIds | None = None, blank: Callable[[int], None] = nothing_to_tell
+) -> Iterator[Row]:
     """Every row of one prompt file with what became of it; blank lines are no rows.
+
+    `blank(line)` is told of each blank line, before the row behind it.
 
     Give the same `seen` for all files of a run, so that repeated ids are found across them.
     Blocks on the disk, holds a few MiB. Raises InputError, at the end, when no row of the file
@@ -36,7 +40,7 @@ def read_prompts(path: Path, seen: SeenIds | None = None) -> Iterator[Row]:
     seen = seen if seen is not None else SeenIds()
     reasons: Counter[str] = Counter()
     usable = False
-    for line, raw, value in records(str(path), utf8_chunks(path)):
+    for line, raw, value in records(str(path), utf8_chunks(path), blank):
         if type(value) is Defect:
             outcome = rejected(value.why, value.detail)
         else:

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from dflashq.core.codec import compress, encode_line, sha256
 from dflashq.core.errors import InputError
 from dflashq.core.keys import batch_name
-from dflashq.core.prompts import ACCEPT, REJECT
+from dflashq.core.prompts import ACCEPT, BLANK_LINE, REJECT, SKIP
 from dflashq.core.seen import SeenIds
 from dflashq.operations.reading import Row, read_prompts
 
@@ -41,9 +42,10 @@ class Spool:
     """What was read. Paths live as long as the context of `spooled`, `rejected_path` longer.
 
     `counts` is rows by do (accept, normalise, reject); `reasons` rows by do, then reason word (a
-    normalised row may count under several); `domains` prompts by domain ("" without one).
+    normalised row may count under several; a blank line is no row and is in `reasons` alone, under
+    skip); `domains` prompts by domain ("" without one).
     `records_path` holds one JSON line for each row that was not plainly accepted: {file, line, do,
-    why, detail?}. `rejected_path` is None when no row was rejected.
+    why, detail?}, blank lines too. `rejected_path` is None when no row was rejected.
     """
 
     batches: list[SpooledBatch] = field(default_factory=list)
@@ -105,7 +107,7 @@ def _read_all(
     seen, rows = SeenIds(), 0
     for path in files:
         file = os.fsencode(path).decode("utf-8", "replace")
-        for row in read_prompts(path, seen):
+        for row in read_prompts(path, seen, partial(writer.skip, file)):
             writer.add(file, row)
             rows += 1
             if progress is not None and not rows % TELL_EVERY:
@@ -153,6 +155,12 @@ class _Writer:
         self._lines.append(encode_line(prompt))
         if len(self._lines) >= self._room:
             self._close_batch()
+
+    def skip(self, file: str, line: int) -> None:
+        """A blank line goes on record; it is no row and counts for nothing."""
+        self.spool.reasons.setdefault(SKIP, Counter()).update([BLANK_LINE])
+        record = {"file": file, "line": line, "do": SKIP, "why": [BLANK_LINE]}
+        self._records.write(encode_line(record))
 
     def _record(self, file: str, row: Row) -> None:
         do, why, detail, _ = row.outcome

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -180,8 +180,6 @@ class Fleet:
 
 def prompts_file(path: Path, count: int, turns: int = 1) -> Path:
     """`count` prompts of `turns` user turns each."""
-    import json
-
     rows = (
         {
             "id": f"p{number}",
@@ -195,15 +193,3 @@ def prompts_file(path: Path, count: int, turns: int = 1) -> Path:
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-@contextlib.contextmanager
-def environment_of(settings: Settings) -> Iterator[None]:
-    """Run a block of this process under a test's settings."""
-    before = dict(os.environ)
-    os.environ.update(environment(settings))
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

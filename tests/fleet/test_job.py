@@ -222,6 +222,4 @@ def kept(fleet: Fleet, run: str) -> int:
 def kept_generations(fleet: Fleet, run: str) -> int:
     """Generations that lie in the ledger for unfinished batches, leased or not."""
     names = [batch.name for batch in fleet.ledger.batch_states(run) if batch.state != "done"]
-    return sum(
-        len(fleet.ledger.kept(Lease(run, name, "", "", 0)).generations) for name in names
-    )
+    return sum(len(fleet.ledger.kept(Lease(run, name, "", "", 0)).generations) for name in names)

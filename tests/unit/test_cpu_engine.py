@@ -195,18 +195,40 @@ def test_smollm2_is_a_whole_checkpoint(engine_python: Path) -> None:
     assert done.stdout.split() == ["llama", "True", "True"]
 
 
+def ask(url: str, content: str, **more: object) -> tuple[str, str, str]:
+    """(thought, answer, finish reason) of one greedy chat turn."""
+    messages = [{"role": "user", "content": content}]
+    body = {"model": "tiny-thinking", "messages": messages, "max_tokens": 400, "temperature": 0}
+    answer = requests.post(f"{url}/v1/chat/completions", json=body | more, timeout=120)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    thought, closed, said = choice["message"]["content"].partition("</think>")
+    assert closed, thought
+    return thought, said, choice["finish_reason"]
+
+
 @pytest.mark.sglang
 def test_the_tiny_model_thinks_answers_and_ends(sglang_server: str) -> None:
-    body = {
-        "model": "tiny-thinking",
-        "messages": [{"role": "user", "content": "What is a lantern?"}],
-        "max_tokens": 400,
-        "temperature": 0,
+    for question in ("What is a lantern?", "Add 2 and 3.", "Où est la gare? \u2603", "x" * 500):
+        thought, said, finish = ask(sglang_server, question)
+        assert thought.strip().endswith(".")
+        assert said.strip().endswith(".")
+        assert finish == "stop"
+
+
+@pytest.mark.sglang
+def test_the_tiny_model_calls_a_tool(sglang_server: str) -> None:
+    tool = {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     }
-    answer = requests.post(f"{sglang_server}/v1/chat/completions", json=body, timeout=120).json()
-    choice = answer["choices"][0]
-    thought, closed, said = choice["message"]["content"].partition("</think>")
-    assert choice["finish_reason"] == "stop"
-    assert closed
-    assert "lantern" in thought
-    assert said.strip().startswith("A lantern is a ")
+    tools = [{"type": "function", "function": tool}]
+    _, said, finish = ask(sglang_server, "How is the weather in Rome?", tools=tools)
+    assert said.strip().startswith("<tool_call>\n<function=get_weather>\n<parameter=city>\n")
+    assert said.strip().endswith("</function>\n</tool_call>")
+    assert finish == "stop"
