@@ -80,10 +80,16 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             on_failed=owner.engine_failed,
         )
         owner.on_engine_lost = _stop_worker
+        owner.station.forgive = self._forgive
         self.supervisor.launch()
         # A stop that comes while the model loads must not wait for it.
         while not self.supervisor.wait_started(0.2):
             worker_state.maybe_shutdown()
+
+    def _forgive(self, deaths: int) -> None:
+        """A prompt is to blame for so many deaths: they do not count against the engine."""
+        for _ in range(deaths if self.supervisor is not None else 0):
+            self.supervisor.forgive()  # type: ignore[union-attr]
 
     def stop(self, parent: Any) -> None:
         """The engine ends last. Safe to repeat."""

@@ -73,7 +73,12 @@ class EngineError(DflashqError):
 
 
 class EngineRefusedError(EngineError):
-    """The engine refused this one prompt (HTTP 400): asking again gives the same answer."""
+    """The engine refused this one prompt (HTTP 400): asking again gives the same answer.
+
+    `reason` is the verdict that the prompt gets.
+    """
+
+    reason = "refused_input"
 
 
 class EngineTransientError(EngineError):
@@ -81,7 +86,14 @@ class EngineTransientError(EngineError):
 
 
 class EngineDownError(EngineError):
-    """The engine does not answer at all."""
+    """The engine does not answer at all.
+
+    `delivered`: it had the request before it fell silent.
+    """
+
+    def __init__(self, sentence: str, *, delivered: bool = False) -> None:
+        self.delivered = delivered
+        super().__init__(sentence)
 
 
 class EngineMismatchError(EngineError):

@@ -8,7 +8,7 @@ import heapq
 import itertools
 from collections.abc import AsyncIterator, Callable
 
-_Waiter = tuple[float, int, "asyncio.Future[None]"]
+_Waiter = tuple[float, int, "asyncio.Future[None]", bool]
 
 
 class Gate:
@@ -27,6 +27,7 @@ class Gate:
         self._arrivals = itertools.count()
         self._in_flight = 0
         self._waiting = 0
+        self._alone = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -51,12 +52,13 @@ class Gate:
         return tuple(self._reasons)
 
     @contextlib.asynccontextmanager
-    async def slot(self, order: float) -> AsyncIterator[None]:
+    async def slot(self, order: float, *, alone: bool = False) -> AsyncIterator[None]:
         """Hold one slot. Waits for it; equal orders are served as they came.
 
-        A cancelled waiter takes nothing with it. O(log n) in the number of waiters.
+        `alone`: nothing else is in flight meanwhile; once it is the next to be admitted, the
+        others wait for it. A cancelled waiter takes nothing with it. O(log n) in the waiters.
         """
-        await self._enter(order)
+        await self._enter(order, alone)
         try:
             yield
         finally:
@@ -95,14 +97,11 @@ class Gate:
             if not self._loop.is_closed():
                 raise
 
-    async def _enter(self, order: float) -> None:
-        if not self._reasons and self._in_flight < self._limit:
-            # Whenever there is room nobody waits, so nobody is overtaken here.
-            self._take()
-            return
+    async def _enter(self, order: float, alone: bool) -> None:
         admitted: asyncio.Future[None] = self._loop.create_future()
-        heapq.heappush(self._waiters, (order, next(self._arrivals), admitted))
+        heapq.heappush(self._waiters, (order, next(self._arrivals), admitted, alone))
         self._waiting += 1
+        self._admit()
         try:
             await admitted
         except asyncio.CancelledError:
@@ -120,24 +119,34 @@ class Gate:
             self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
             heapq.heapify(self._waiters)
 
-    def _take(self) -> None:
+    def _take(self, alone: bool) -> None:
         self._in_flight += 1
+        self._alone = alone
         self._idle.clear()
 
     def _leave(self) -> None:
         self._in_flight -= 1
         if not self._in_flight:
+            self._alone = False
             self._idle.set()
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiters and not self._reasons and self._in_flight < self._limit:
-            _, _, admitted = heapq.heappop(self._waiters)
+        while self._waiters and self._room_for(self._waiters[0]):
+            _, _, admitted, alone = heapq.heappop(self._waiters)
             if admitted.done():
                 continue
-            self._take()
+            self._take(alone)
             self._waiting -= 1
             admitted.set_result(None)
+
+    def _room_for(self, waiter: _Waiter) -> bool:
+        _, _, admitted, alone = waiter
+        if admitted.done():
+            return True
+        if self._reasons or self._alone:
+            return False
+        return self._in_flight < (1 if alone else self._limit)
 
 
 def _positive(limit: int) -> int:

@@ -147,7 +147,8 @@ class SGLangClient:
             raise EngineDownError(f"the engine at {url} did not answer in time.") from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise EngineDownError(
-                f"the engine at {url} dropped the request ({type(exc).__name__}: {exc})."
+                f"the engine at {url} dropped the request ({type(exc).__name__}: {exc}).",
+                delivered=not isinstance(exc, aiohttp.ClientConnectorError),
             ) from exc
         if response.status != 200:
             _refuse(url, response.status, answer)

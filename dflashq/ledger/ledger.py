@@ -31,6 +31,11 @@ def verdict_entry(index: int, verdict: Verdict) -> KeptEntry:
     return f"{index}:v", codec.compress(codec.encode_line(row))
 
 
+def strike_entry(index: int, number: int) -> KeptEntry:
+    """The engine's n-th death while this prompt was in flight, as `keep` stores it."""
+    return f"{index}:s{number}", b"1"
+
+
 class Ledger:
     """One client of the ledger, safe from many threads.
 

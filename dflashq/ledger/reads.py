@@ -11,11 +11,15 @@ from dflashq.ledger.records import BatchStatus, Kept, RunStatus
 
 
 def decode_kept(raw: dict[bytes, bytes]) -> Kept:
-    """The fields of a kept hash: `index:turn`, `index:v`, and `bytes` (its size)."""
+    """The fields of a kept hash: `index:turn`, `index:v`, `index:sN`, and `bytes` (its size)."""
     kept = Kept()
     for field, payload in raw.items():
         index, _, part = field.decode().partition(":")
         if not part:
+            continue
+        kept.entries[field.decode()] = payload
+        if part.startswith("s"):
+            kept.strikes[int(index)] = max(kept.strikes.get(int(index), 0), int(part[1:]))
             continue
         row = json.loads(codec.decompress(payload))
         if part == "v":

@@ -28,10 +28,16 @@ class Claim:
 
 @dataclass(slots=True)
 class Kept:
-    """Work of earlier attempts on a batch: by (index, turn), and verdicts by index."""
+    """Work of earlier attempts on a batch: by (index, turn), and verdicts by index.
+
+    `strikes` counts, by index, the engine deaths while that prompt was in flight; `entries` is all
+    of it as it is stored.
+    """
 
     generations: dict[tuple[int, int], Generation] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
+    strikes: dict[int, int] = field(default_factory=dict)
+    entries: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

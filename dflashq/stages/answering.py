@@ -21,11 +21,24 @@ from dflashq.core.model import Generation, Message, Prompt, RunSpec, Verdict
 from dflashq.core.sample import assistant_message, rejected_row, sample_row
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.station import Station
+from dflashq.stages.strikes import Strikes
 
 log = logging.getLogger(__name__)
 
 TRANSIENT_TRIES = 6
 BACKOFF_S, BACKOFF_CAP_S = 0.5, 10.0
+
+
+class TooLongError(EngineRefusedError):
+    """Prompt and answer together do not fit the engine's context; it was not asked."""
+
+    reason = "too_long"
+
+
+class PoisonError(EngineRefusedError):
+    """This prompt, alone in flight, brought the engine down."""
+
+    reason = "engine_crash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,7 @@ class Answering:
     station: Station
     attempt: Attempt
     spec: RunSpec
+    strikes: Strikes
     keep: Callable[[int, int, Generation], None]
     reject: Callable[[int, Verdict], None]
 
@@ -67,19 +81,21 @@ class Answering:
         reasoning = 0
         for message in prompt.messages:
             history.append(message)
-            if message["role"] != "user" or (verdict and not verdict.accepted):
-                continue
             turn = len(generations)
             generation = kept.get(turn)
+            if message["role"] != "user" or (generation is None and _rejected(verdict)):
+                continue
             try:
                 if generation is None:
                     generation = await self._generate(prompt, history)
                     self.keep(prompt.index, turn, generation)
             except EngineRefusedError as exc:
-                verdict = Verdict(_refusal(exc), str(exc))
+                verdict = Verdict(exc.reason, str(exc))
                 self.reject(prompt.index, verdict)
                 continue
             generations.append(generation)
+            if _rejected(verdict):
+                continue
             verdict = self._judge(generation)
             parts = split_answer(
                 generation.output_ids,
@@ -111,6 +127,7 @@ class Answering:
                 raise
             except EngineDownError as exc:
                 log.debug("engine down: batch=%s index=%d: %s", self._batch, prompt.index, exc)
+                await self._blame(prompt, exc)
             except EngineTransientError as exc:
                 failures += 1
                 log.warning("try again: batch=%s index=%d: %s", self._batch, prompt.index, exc)
@@ -121,12 +138,27 @@ class Answering:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, BACKOFF_CAP_S)
 
+    async def _blame(self, prompt: Prompt, exc: EngineDownError) -> None:
+        """Strike a prompt that the engine died with; refuse one that it died with alone."""
+        if not exc.delivered or not await self.station.saw_death():
+            return
+        alone = self.strikes.alone(prompt.index)
+        deaths = self.strikes.add(prompt.index)
+        log.warning("engine died: batch=%s index=%d strike=%d", self._batch, prompt.index, deaths)
+        if alone:
+            self.station.forgive(deaths)
+            raise PoisonError(
+                f"the engine died {deaths} times while this prompt was in flight, the last time "
+                "with nothing else in flight"
+            )
+
     @property
     def _batch(self) -> str:
         return f"{self.attempt.lease.run}/{self.attempt.lease.batch}"
 
     async def _ask(self, prompt: Prompt, history: list[Message]) -> Generation:
-        async with self.station.admitted(self.attempt):
+        alone = self.strikes.alone(prompt.index)
+        async with self.station.admitted(self.attempt, alone=alone):
             ids = self.station.renderer.render(history, prompt.tools, thinking=self.spec.thinking)
             self._refuse_too_long(len(ids))
             engine_id = self.station.engine_id
@@ -167,9 +199,5 @@ class Answering:
         return Settled(prompt.index, verdict.reason, codec.encode_line(row), counts)
 
 
-class TooLongError(EngineRefusedError):
-    """Prompt and answer together do not fit the engine's context; it was not asked."""
-
-
-def _refusal(exc: EngineRefusedError) -> str:
-    return "too_long" if isinstance(exc, TooLongError) else "refused_input"
+def _rejected(verdict: Verdict | None) -> bool:
+    return verdict is not None and not verdict.accepted

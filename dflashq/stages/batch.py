@@ -10,12 +10,13 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core.errors import EngineError
 from dflashq.core.model import Generation, ObjectRef, Prompt, RunRecord, Verdict
 from dflashq.ledger import Kept, Ledger
-from dflashq.ledger.ledger import generation_entry, verdict_entry
+from dflashq.ledger.ledger import KeptEntry, generation_entry, verdict_entry
 from dflashq.stages.answering import Answering, Settled
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.commit import Committer
 from dflashq.stages.records import Records
 from dflashq.stages.station import Station
+from dflashq.stages.strikes import Strikes
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,9 @@ class BatchWork:
 
     async def _answer(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> list[Settled]:
         """All prompts of the batch at once; the gate decides how many are in flight."""
+        strikes = Strikes(kept.strikes, self._keep_entry)
         answering = Answering(
-            self._station, self._attempt, record.spec, self._keep, self._keep_verdict
+            self._station, self._attempt, record.spec, strikes, self._keep, self._keep_verdict
         )
         turns: dict[int, dict[int, Generation]] = {}
         for (index, turn), generation in kept.generations.items():
@@ -108,7 +110,10 @@ class BatchWork:
         return settled
 
     def _keep(self, index: int, turn: int, generation: Generation) -> None:
-        self._station.keeping.add(self._attempt, generation_entry(index, turn, generation))
+        self._keep_entry(generation_entry(index, turn, generation))
 
     def _keep_verdict(self, index: int, verdict: Verdict) -> None:
-        self._station.keeping.add(self._attempt, verdict_entry(index, verdict))
+        self._keep_entry(verdict_entry(index, verdict))
+
+    def _keep_entry(self, entry: KeptEntry) -> None:
+        self._station.keeping.add(self._attempt, entry)

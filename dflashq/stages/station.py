@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dflashq.core import codec
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 ENGINE_DOWN = "the engine is down"
 DRAINING = "draining"
+# SGLang's main process outlives its scheduler by up to 8 s.
+DEATH_WAIT_S = 15.0
 SECRET_FIELDS = ("api_key", "password", "secret")
 
 
@@ -42,7 +44,9 @@ class Station:
         self.output_tokens = 0
         self.engine_records: dict[str, dict[str, Any]] = {}
         self.context_length: int | None = profile.model.context_length
+        self.forgive: Callable[[int], None] = lambda deaths: None
         self._attempts: set[Attempt] = set()
+        self._dead = asyncio.Event()
 
     @property
     def client(self) -> SGLangClient:
@@ -64,6 +68,7 @@ class Station:
         if self._client is None:
             self._client = await SGLangClient(base_url).__aenter__()
         self._client.base_url = base_url
+        self._dead.clear()
         self.gate.set_limit(limit)
         self.gate.open(ENGINE_DOWN)
 
@@ -71,6 +76,7 @@ class Station:
         """Admit nobody until `engine_ready`; batches wait, they do not fail."""
         log.warning("engine down: %s", reason)
         self.gate.threadsafe_close(ENGINE_DOWN)
+        self.loop.loop.call_soon_threadsafe(self._dead.set)
 
     def _record(self, server_info: dict[str, Any]) -> dict[str, Any]:
         report = {
@@ -94,11 +100,27 @@ class Station:
         self._attempts.discard(attempt)
         self.keeping.forget(attempt)
 
+    async def saw_death(self) -> bool:
+        """Whether the engine that dropped a request is dead; waits for its supervisor to see it.
+
+        False: the connection was lost for another reason, nobody is to blame.
+        """
+        try:
+            await asyncio.wait_for(self._dead.wait(), DEATH_WAIT_S)
+        except TimeoutError:
+            return False
+        return True
+
     @contextlib.asynccontextmanager
-    async def admitted(self, attempt: Attempt) -> AsyncIterator[None]:
-        """One slot of the engine: oldest batch first, and only that while kept work is full."""
+    async def admitted(self, attempt: Attempt, *, alone: bool = False) -> AsyncIterator[None]:
+        """One slot of the engine: oldest batch first, and only that while kept work is full.
+
+        A prompt that must run alone waits for the end of its batch, so that the engine is emptied
+        once for all of them.
+        """
+        order = attempt.order + (0.5 if alone else 0.0)
         while True:
-            async with self.gate.slot(attempt.order):
+            async with self.gate.slot(order, alone=alone):
                 if not self.keeping.full or self._oldest() is attempt:
                     yield
                     return
