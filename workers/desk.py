@@ -16,7 +16,7 @@ from dflashq.core.errors import DflashqError, EngineError, LedgerError, UsageErr
 from dflashq.engine.profiles import Profile
 from dflashq.engine.render import Renderer
 from dflashq.ledger import Hints, LeaseKeeper, Ledger
-from dflashq.operations.sweep import Sweeper
+from dflashq.operations.sweep import Sweeper, hint_pending
 from dflashq.stages.generate import Generator
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
@@ -67,9 +67,11 @@ class Desk:
         self._keeper.stop()
         self.station.close()
         try:
+            # What was handed back must not wait for the next worker's sweep.
+            hint_pending(self._ledger, self._hints, self.profile.queue)
             self._ledger.retire(self.name)
         except LedgerError as exc:
-            log.warning("the list of workers still names us: %s", exc)
+            log.warning("hints and the list of workers are left to the others: %s", exc)
 
     # --- the engine's life, told by its supervisor
 
@@ -107,9 +109,10 @@ class Desk:
         while True:
             sweeper.sweep(self.settings.sweep_s * 0.8)
             try:
+                self.generator.reclaim()
                 self._ledger.announce(self.name, self._row())
             except LedgerError as exc:
-                log.warning("not announced: %s", exc)
+                log.warning("the clock waits for the ledger: %s", exc)
             if self._stop.wait(self.settings.sweep_s):
                 return
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dflashq.blobs.s3 import Blob, Blobs
+from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec, keys
 from dflashq.core.errors import BlobMissingError, ConflictError
 from dflashq.core.model import ObjectRef, canonical_json
@@ -60,6 +60,16 @@ def committed(blobs: Blobs, run: str, batch: str) -> bool:
     return blobs.head(keys.completions_object(run, batch)) is not None
 
 
+def read_reference(blobs: Blobs, run: str, batch: str, fingerprint: str) -> ObjectRef | None:
+    """The reference of a committed batch from its metadata alone; None when there is no commit.
+
+    ConflictError when it is not this run's. Whether the bytes are right is `read_commit`'s to say.
+    """
+    key = keys.completions_object(run, batch)
+    metadata = blobs.head(key)
+    return None if metadata is None else _reference(key, metadata, fingerprint)
+
+
 def read_commit(blobs: Blobs, run: str, batch: str, fingerprint: str, indexes: set[int]) -> Commit:
     """What a committed batch holds, checked: sha256, fingerprint, index set.
 
@@ -68,7 +78,12 @@ def read_commit(blobs: Blobs, run: str, batch: str, fingerprint: str, indexes: s
     """
     key = keys.completions_object(run, batch)
     blob = blobs.get(key)
-    ref = _reference(key, blob, fingerprint)
+    ref = _reference(key, blob.metadata, fingerprint)
+    if codec.sha256(blob.body) != ref.sha256:
+        raise ConflictError(
+            f"{key} is damaged: its sha256 is {codec.sha256(blob.body)[:12]}…, its metadata says "
+            f"{ref.sha256[:12]}…"
+        )
     accepted = [int(row["index"]) for row in codec.decode_rows(blob.body)]
     reasons = _rejected(blobs, ref)
     _refuse_foreign(key, accepted, reasons, indexes)
@@ -79,16 +94,11 @@ def read_commit(blobs: Blobs, run: str, batch: str, fingerprint: str, indexes: s
     return Commit(_recounted(ref, missing), tuple(accepted), reasons)
 
 
-def _reference(key: str, blob: Blob, fingerprint: str) -> ObjectRef:
+def _reference(key: str, metadata: dict[str, str], fingerprint: str) -> ObjectRef:
     try:
-        ref = ObjectRef.from_json(json.loads(blob.metadata["ref"]))
+        ref = ObjectRef.from_json(json.loads(metadata["ref"]))
     except (KeyError, ValueError, TypeError):
         raise ConflictError(f"{key} carries no reference of ours in its metadata") from None
-    if codec.sha256(blob.body) != ref.sha256:
-        raise ConflictError(
-            f"{key} is damaged: its sha256 is {codec.sha256(blob.body)[:12]}…, its metadata says "
-            f"{ref.sha256[:12]}…"
-        )
     if ref.fingerprint != fingerprint:
         raise ConflictError(
             f"{key} belongs to another run: fingerprint {ref.fingerprint[:12]}…, "

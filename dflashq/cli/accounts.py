@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from dflashq.core.wording import counted
 from dflashq.operations.spool import Spool
 
 FIRST = 3
@@ -15,8 +16,8 @@ def summary_lines(spool: Spool) -> Iterator[str]:
     counts = spool.counts
     rows = sum(counts.values())
     yield (
-        f"{rows:,} rows: {counts['accept']:,} accepted, {counts['normalise']:,} normalised, "
-        f"{counts['reject']:,} rejected"
+        f"{counted(rows, 'row')}: {counts['accept']:,} accepted, "
+        f"{counts['normalise']:,} normalised, {counts['reject']:,} rejected"
     )
     places = _first_places(spool)
     for do, verb in (("normalise", "normalised"), ("reject", "rejected"), ("skip", "skipped")):

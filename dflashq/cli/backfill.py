@@ -9,6 +9,7 @@ import click
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.core.wording import counted
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.backfill import Backfilled, rerun_rejected, revive
 
@@ -48,11 +49,13 @@ def backfill(session: Session, run: str, rejected: str | None, as_json: bool) ->
 def _lines(done: Backfilled, run: str, rejected: str | None) -> Iterator[str]:
     if rejected is None:
         yield from _some(f"revived {batch}" for batch in done.revived)
-        yield f"run {run}: {len(done.revived):,} dead batches are pending again"
+        yield f"run {run}: {counted(len(done.revived), 'dead batch')} put back to work"
         return
-    yield from _some(f"{batch}: {count:,} prompts" for batch, count in done.revisions.items())
-    which = f"prompts rejected as {rejected}" if rejected else "rejected prompts"
-    yield f"run {run}: {done.prompts:,} {which} run again in {len(done.revisions):,} revisions"
+    yield from _some(
+        f"{batch}: {counted(count, 'prompt')}" for batch, count in done.revisions.items()
+    )
+    which = counted(done.prompts, "rejected prompt") + (f" ({rejected})" if rejected else "")
+    yield f"run {run}: {which} put back to work in {counted(len(done.revisions), 'revision')}"
 
 
 def _some(rows: Iterator[str]) -> Iterator[str]:

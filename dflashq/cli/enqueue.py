@@ -19,6 +19,7 @@ from dflashq.cli.session import (
     pass_session,
 )
 from dflashq.core.model import RunRecord
+from dflashq.core.wording import counted
 from dflashq.engine.profiles import load_profile
 from dflashq.operations.enqueue import Enqueued, check_name, run_record
 from dflashq.operations.spec import run_spec
@@ -120,13 +121,14 @@ def _send(session: Session, asked: RunRecord, spool: Spool, bars: Bars) -> Enque
 def _lines(asked: RunRecord, spool: Spool, done: Enqueued | None) -> Iterator[str]:
     yield from summary_lines(spool)
     yield from reject_lines(spool)
-    what = f"run {asked.name}: {asked.prompts:,} prompts in {len(asked.batches):,} batches"
+    batches = counted(len(asked.batches), "batch")
+    what = f"run {asked.name}: {counted(asked.prompts, 'prompt')} in {batches}"
     if done is None:
         yield f"{what}; a dry run, nothing was sent"
     elif done.continued:
-        yield f"{what}; it was there, {done.added:,} batches were added, {done.hinted:,} hints sent"
+        yield f"{what}; it was there already, {counted(done.added, 'batch')} added"
     else:
-        yield f"{what}, {done.hinted:,} hints sent. See how it goes: dflashq watch {asked.name}"
+        yield f"{what} enqueued. See how it goes: dflashq watch {asked.name}"
     if done is not None and done.state != "active":
         yield f"run {asked.name} is {done.state}: dflashq status {asked.name}"
 

@@ -95,3 +95,13 @@ def revisions_prefix(run: str) -> str:
 
 def engine_object(run: str, engine_id: str) -> str:
     return f"runs/{run}/engines/{engine_id}.json"
+
+
+def quarantine_object(run: str, batch: str, sha256: str) -> str:
+    """Where reconcile puts a commit object that is not the run's."""
+    return f"runs/{run}/quarantine/{batch}.{sha256[:16]}.jsonl.zst"
+
+
+def manifest_json(run: str) -> str:
+    """The record of a finished run: every committed object with its sha256 and counts."""
+    return f"runs/{run}/manifest.json"

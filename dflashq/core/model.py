@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -146,6 +147,21 @@ class ObjectRef:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> ObjectRef:
         return cls(**row)
+
+
+def counters(ref: ObjectRef, superseded: Mapping[str, int]) -> dict[str, int]:
+    """What a committed batch adds to its run's counters.
+
+    `superseded` counts, by reason, the rejected rows that a revision replaces: its prompts are
+    not new ones.
+    """
+    added = dict(ref.counts)
+    if superseded:
+        added["prompts"] = 0
+        for reason, count in superseded.items():
+            name = f"rejected_{reason}"
+            added[name] = added.get(name, 0) - count
+    return added
 
 
 @dataclass(frozen=True, slots=True)

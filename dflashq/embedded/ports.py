@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dflashq.core.errors import EmbeddedError
 
 HOST = "127.0.0.1"
-# Below Linux' ephemeral range (32768 and up), so that no outgoing connection takes the port.
-LOWEST, HIGHEST = 20_000, 32_000
+# Linux gives the ports from 32768 up to outgoing connections: one of those, even one that is
+# closed already, would keep a server from its port for a minute.
+LOWEST, EPHEMERAL = 11_000, 32_768
 _TRIES = 500
 
 
@@ -32,15 +33,15 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port(offsets: Sequence[int] = (0,)) -> int:
-    """A port P such that P + offset is free for every one of `offsets`.
+    """A port P such that P + offset is free for every one of `offsets` (none negative).
 
     Raises EmbeddedError when 500 random tries found none. Does not block.
     """
     for _ in range(_TRIES):
-        port = random.randrange(LOWEST, HIGHEST)
+        port = random.randrange(LOWEST, EPHEMERAL - max(offsets))
         if all(port_is_free(port + offset) for offset in offsets):
             return port
     raise EmbeddedError(
-        f"no free port between {LOWEST} and {HIGHEST} on {HOST} after {_TRIES} tries. "
+        f"no free port between {LOWEST} and {EPHEMERAL} on {HOST} after {_TRIES} tries. "
         "Stop servers that are no longer needed and try again."
     )

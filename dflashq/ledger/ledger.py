@@ -36,6 +36,14 @@ def strike_entry(index: int, number: int) -> KeptEntry:
     return f"{index}:s{number}", b"1"
 
 
+def _reference(ref: ObjectRef) -> str:
+    return json.dumps(ref.to_json(), sort_keys=True)
+
+
+def _flat(counts: Mapping[str, int]) -> list[str | int]:
+    return [part for pair in counts.items() for part in pair]
+
+
 class Ledger:
     """One client of the ledger, safe from many threads.
 
@@ -80,14 +88,16 @@ class Ledger:
 
     # --- a lease
 
-    def claim(self, run: str, batch: str, worker: str, ttl_s: float) -> Claim:
-        """Lease `batch`, or the run's oldest pending one.
+    def claim(
+        self, run: str, batch: str, worker: str, ttl_s: float, *, only: bool = False
+    ) -> Claim:
+        """Lease `batch`, or (unless `only`) the run's oldest pending one.
 
         The nonce makes it safe to send again when a reply is lost, which the client does by
         itself. A lease whose reply never came is nobody's and runs out.
         """
         nonce = secrets.token_hex(8)
-        got = self._call("claim", run, batch, worker, nonce, int(ttl_s * 1000))
+        got = self._call("claim", run, batch, worker, nonce, int(ttl_s * 1000), int(only))
         if got[0] == b"none":
             return Claim(None, got[1].decode())
         return Claim(Lease(run, got[1].decode(), got[2].decode(), worker, int(got[3])))
@@ -136,9 +146,8 @@ class Ledger:
         A 'conflict' (the done-set names another object) is a LedgerError: it cannot happen while
         objects are put only if absent.
         """
-        row = json.dumps(ref.to_json(), sort_keys=True)
-        flat = [part for item in counts.items() for part in item]
-        got = self._call("complete", lease.run, lease.batch, lease.fence, row, *flat).decode()
+        args = (lease.batch, lease.fence, _reference(ref), *_flat(counts))
+        got = self._call("complete", lease.run, *args).decode()
         if got == "fenced":
             raise self._lost(lease)
         if got == "conflict":
@@ -160,6 +169,19 @@ class Ledger:
     def kill(self, lease: Lease, reason: str) -> bool:
         """The batch is dead at once, with its reason; False when fenced."""
         return bool(self._call("kill", lease.run, lease.batch, lease.fence, reason))
+
+    # --- what S3 says
+
+    def adopt(self, run: str, batch: str, ref: ObjectRef, counts: Mapping[str, int]) -> bool:
+        """Enter a committed object that the done-set forgot; for reconcile.
+
+        False: it was there already, or the batch is leased and its holder adopts the object.
+        """
+        return bool(self._call("adopt", run, batch, _reference(ref), *_flat(counts)))
+
+    def forget(self, run: str, batch: str, ref: ObjectRef, counts: Mapping[str, int]) -> bool:
+        """Take back a batch whose object is gone from S3: it is pending again."""
+        return bool(self._call("forget", run, batch, _reference(ref), *_flat(counts)))
 
     # --- housekeeping
 
@@ -205,15 +227,6 @@ class Ledger:
         """Take a worker that ended in order off the list."""
         with self._translated(f"retiring worker {worker}"):
             self._redis.hdel(keys.WORKERS, worker)
-
-    def adopt(self, run: str, batch: str, ref: ObjectRef, counts: Mapping[str, int]) -> bool:
-        """Enter a committed object that the done-set forgot; for reconcile.
-
-        False: it was there already, or the batch is leased and its holder adopts the object.
-        """
-        row = json.dumps(ref.to_json(), sort_keys=True)
-        flat = [part for item in counts.items() for part in item]
-        return bool(self._call("adopt", run, batch, row, *flat))
 
     # --- what is known
 

@@ -20,7 +20,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lease, or why there is none: unknown, paused, cancelled, idle."""
+    """A lease, or why there is none: unknown, paused, cancelled, idle, taken, done."""
 
     lease: Lease | None
     why: str = ""

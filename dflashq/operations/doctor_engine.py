@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dflashq.config import Settings
 from dflashq.core.errors import ConfigError, DflashqError
+from dflashq.core.wording import counted
 from dflashq.engine.profiles import Profile, load_profile
 from dflashq.operations.doctor import FAILED, SKIPPED, Finding, SkippedCheck, found
 
@@ -86,7 +87,7 @@ def check_model(folder: Path) -> str:
         shown = ", ".join(lacks[:5]) + (f" and {len(lacks) - 5} more" if len(lacks) > 5 else "")
         raise ConfigError(f"{folder} is incomplete, it lacks {shown}: download the model again")
     size = sum((folder / name).stat().st_size for name in weights)
-    return f"{folder}: {len(weights)} weight files, {size / 2**30:,.2f} GiB"
+    return f"{folder}: {counted(len(weights), 'weight file')}, {size / 2**30:,.2f} GiB"
 
 
 def _whole(path: Path) -> bool:

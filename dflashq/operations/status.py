@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dflashq.core.progress import in_words, left_s
+from dflashq.core.wording import counted
 from dflashq.ledger.records import RunStatus
 
 SILENT_S = 30
@@ -170,8 +171,8 @@ def _how_it_goes(view: RunView, alive: int) -> str:
     if not alive:
         return f"{done}, no worker is up: start one with celery -A workers worker"
     if not view.working:
-        return f"{done}, none of the {_workers(alive)} that are up works on it yet"
-    speed = f"{done}, {_workers(view.working)} at {view.tokens_per_s:,.0f} tokens/s"
+        return f"{done}, none of the {counted(alive, 'worker')} that are up works on it yet"
+    speed = f"{done}, {counted(view.working, 'worker')} at {view.tokens_per_s:,.0f} tokens/s"
     left = "" if view.left_s is None else f", about {in_words(view.left_s)} left"
     return speed + left
 
@@ -179,9 +180,5 @@ def _how_it_goes(view: RunView, alive: int) -> str:
 def _dead(view: RunView) -> str:
     if not view.dead or view.state == "cancelled":
         return ""
-    what = "1 batch is dead" if view.dead == 1 else f"{view.dead:,} batches are dead"
-    return f"{what}: dflashq backfill {view.name}"
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count:,} workers"
+    verb = "is" if view.dead == 1 else "are"
+    return f"{counted(view.dead, 'batch')} {verb} dead: dflashq backfill {view.name}"

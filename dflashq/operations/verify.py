@@ -12,6 +12,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core import keys
 from dflashq.core.errors import BlobMissingError, ConflictError, DflashqError
 from dflashq.core.model import RunRecord
+from dflashq.core.wording import counted
 
 ACCEPTED = "accepted"
 
@@ -90,7 +91,7 @@ def _commit(
     try:
         commit = read_commit(blobs, record.name, batch, record.fingerprint, indexes)
     except BlobMissingError:
-        report.missing.append(f"{batch}: {len(indexes)} prompts are not committed yet")
+        report.missing.append(f"{batch}: {counted(len(indexes), 'prompt')} not committed yet")
         return None
     except (ConflictError, ValueError, KeyError, TypeError) as exc:
         # The last three: rows that no worker of ours wrote, under metadata that says so.

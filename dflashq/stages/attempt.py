@@ -32,11 +32,16 @@ class StoppedError(DflashqError):
 
 
 class Attempt:
-    """A lease at work; `stop` may come from any thread (heartbeat, drain) and is heard once."""
+    """A lease at work; `stop` may come from any thread (heartbeat, drain) and is heard once.
+
+    `entries` is all that is finished of its batch, as it is kept: should the ledger be wiped, it
+    can be kept again.
+    """
 
     def __init__(self, lease: Lease, order: float) -> None:
         self.lease, self.order = lease, order
         self.number = lease.attempts + 1
+        self.entries: dict[str, bytes] = {}
         self._why = ""
         self._stopped = threading.Event()
         self._lock = threading.Lock()

@@ -15,6 +15,7 @@ from dflashq.stages.answering import Answering, Settled
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.commit import Committer
 from dflashq.stages.records import Records
+from dflashq.stages.salvage import Salvage
 from dflashq.stages.station import Station
 from dflashq.stages.strikes import Strikes
 
@@ -25,9 +26,15 @@ class BatchWork:
     """The work of one attempt; `run` blocks until the batch is committed or the attempt is over."""
 
     def __init__(
-        self, attempt: Attempt, station: Station, ledger: Ledger, blobs: Blobs, records: Records
+        self,
+        attempt: Attempt,
+        station: Station,
+        ledger: Ledger,
+        blobs: Blobs,
+        records: Records,
+        salvage: Salvage,
     ) -> None:
-        self._attempt, self._station = attempt, station
+        self._attempt, self._station, self._salvage = attempt, station, salvage
         self._ledger, self._blobs, self._records = ledger, blobs, records
 
     def run(self) -> ObjectRef:
@@ -50,7 +57,12 @@ class BatchWork:
         ):
             return committer.adopt({prompt.index for prompt in prompts})
         attempt.number = attempt.patiently(lambda: self._ledger.begin(lease), "beginning")
+        if again := attempt.patiently(
+            lambda: self._salvage.keep_again(self._ledger, lease), "keeping salvaged work again"
+        ):
+            log.info("kept again: run=%s batch=%s entries=%d", lease.run, lease.batch, again)
         kept = attempt.patiently(lambda: self._ledger.kept(lease), "reading kept work")
+        attempt.entries.update(kept.entries)
         return committer.commit(self._settle(record, prompts, kept))
 
     def _settle(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> list[Settled]:

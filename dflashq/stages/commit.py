@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dflashq.blobs.commits import Commit, read_commit, write_commit
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec
-from dflashq.core.model import ObjectRef
+from dflashq.core.model import ObjectRef, counters
 from dflashq.ledger import Ledger
 from dflashq.stages.answering import Settled
 from dflashq.stages.attempt import Attempt
@@ -79,11 +79,8 @@ class Committer:
         return self._complete(found.ref)
 
     def _complete(self, ref: ObjectRef) -> ObjectRef:
-        counters = Counter(ref.counts)
-        if self._superseded:
-            counters["prompts"] = 0
-            counters.subtract({f"rejected_{r}": n for r, n in self._superseded.items()})
+        added = counters(ref, self._superseded)
         self._attempt.patiently(
-            lambda: self._ledger.complete(self._attempt.lease, ref, counters), "completing"
+            lambda: self._ledger.complete(self._attempt.lease, ref, added), "completing"
         )
         return ref

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -20,11 +21,13 @@ from dflashq.ledger import Lease, LeaseKeeper, Ledger
 from dflashq.stages.attempt import DRAIN, Attempt, StoppedError
 from dflashq.stages.batch import BatchWork
 from dflashq.stages.records import Records
+from dflashq.stages.salvage import Salvage
 from dflashq.stages.station import Station
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0
+UNKNOWN = "unknown"
 
 
 class Generator:
@@ -41,7 +44,7 @@ class Generator:
     ) -> None:
         self._settings, self._worker, self._station = settings, worker, station
         self._ledger, self._blobs, self._keeper = ledger, blobs, keeper
-        self._records = Records(blobs)
+        self._records, self._salvage = Records(blobs), Salvage()
         self._orders = itertools.count()
         self._active: set[Attempt] = set()
         self._lock = threading.Lock()
@@ -58,8 +61,27 @@ class Generator:
         except LedgerError as exc:
             log.warning("hint dropped, the sweep will repeat it: run=%s: %s", run, exc)
             return "the ledger did not answer"
-        if lease is None:
-            return "nothing to do"
+        return "nothing to do" if lease is None else self._work_on(lease)
+
+    def reclaim(self) -> None:
+        """Go on with batches whose ledger was wiped, once it knows their runs again.
+
+        Called by the worker's clock. Does not block for the work, which gets a thread of its own:
+        the hints that would have led to it went with the old ledger.
+        """
+        for run, batch in self._salvage.batches():
+            if self.draining.is_set() or len(self.active()) >= self._settings.concurrency:
+                return
+            claim = self._ledger.claim(
+                run, batch, self._worker, self._settings.lease_ttl_s, only=True
+            )
+            if claim.why == "done":
+                self._salvage.drop(run, batch)
+            if claim.lease is not None:
+                name = f"reclaimed-{batch}"
+                threading.Thread(target=self._work_on, args=(claim.lease,), name=name).start()
+
+    def _work_on(self, lease: Lease) -> str:
         attempt = Attempt(lease, float(next(self._orders)))
         self._enter(attempt)
         try:
@@ -131,14 +153,15 @@ class Generator:
 
     def _outcome(self, attempt: Attempt) -> str:
         where = f"{attempt.lease.run}/{attempt.lease.batch}"
-        work = BatchWork(attempt, self._station, self._ledger, self._blobs, self._records)
+        work = BatchWork(
+            *(attempt, self._station, self._ledger, self._blobs, self._records, self._salvage)
+        )
         try:
             ref = work.run()
         except StoppedError as exc:
             return self._hand_back(attempt, exc.why)
         except LeaseLostError as exc:
-            log.warning("lease lost: %s: %s", where, exc)
-            return f"{where} lost its lease"
+            return self._lose(attempt, exc)
         except ConflictError as exc:
             return self._bury(attempt, f"conflict: {exc}")
         except Exception as exc:  # noqa: BLE001 - a fault is the batch's story, not the worker's end
@@ -148,12 +171,32 @@ class Generator:
 
     def _hand_back(self, attempt: Attempt, why: str) -> str:
         """Flush what is finished, then release: the next attempt starts from it."""
+        if why == UNKNOWN:
+            self._hold(attempt)
+            return f"{attempt.lease.run}/{attempt.lease.batch} held: the ledger was wiped"
         if not self._station.keeping.flush(attempt, FLUSH_S):
             log.warning("handed back before all finished work was kept: %s", attempt.lease.batch)
         reason = f"worker {self._worker} handed it back ({why})"
         self._tell(attempt, lambda: self._ledger.release(attempt.lease, reason))
         log.info("batch handed back: %s (%s)", attempt.lease.batch, why)
         return f"{attempt.lease.run}/{attempt.lease.batch} handed back ({why})"
+
+    def _lose(self, attempt: Attempt, exc: LeaseLostError) -> str:
+        """Another worker has the batch; or nobody, since the ledger was wiped."""
+        where = f"{attempt.lease.run}/{attempt.lease.batch}"
+        log.warning("lease lost: %s: %s", where, exc)
+        with contextlib.suppress(LedgerError):
+            if self._ledger.state(attempt.lease.run) == UNKNOWN:
+                self._hold(attempt)
+        return f"{where} lost its lease"
+
+    def _hold(self, attempt: Attempt) -> None:
+        held = self._salvage.hold(attempt)
+        log.error(
+            "the ledger does not know run %s any more: %d finished entries of %s are held in "
+            "memory. `dflashq reconcile %s` makes it known again",
+            *(attempt.lease.run, held, attempt.lease.batch, attempt.lease.run),
+        )
 
     def _bury(self, attempt: Attempt, reason: str) -> str:
         log.error("batch dead: %s/%s: %s", attempt.lease.run, attempt.lease.batch, reason)

@@ -36,6 +36,7 @@ class Keeping:
     def add(self, attempt: Attempt, entry: KeptEntry) -> None:
         """Queue one finished generation or verdict. Does not block."""
         with self._change:
+            attempt.entries[entry[0]] = entry[1]
             self._waiting.setdefault(attempt, deque()).append(entry)
             self._change.notify_all()
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +19,11 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.model import RunRecord, RunSpec, Sampling
 from dflashq.engine.profiles import Profile, load_profile
-from dflashq.ledger import Hints, Ledger
+from dflashq.ledger import Hints, Lease, Ledger
 from dflashq.operations.enqueue import enqueue, run_record
 from dflashq.operations.spool import spooled
 from dflashq.operations.verify import Report, verify
+from tests.emulated import prompt_hash
 from tests.environment import environment
 
 ROOT = Path(__file__).parents[2]
@@ -193,3 +195,25 @@ def prompts_file(path: Path, count: int, turns: int = 1) -> Path:
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def kept(fleet: Fleet, run: str) -> int:
+    """Entries kept for the leased batches."""
+    return sum(batch.kept for batch in fleet.ledger.status(run).leased)
+
+
+def kept_prompts(fleet: Fleet, run: str) -> set[str]:
+    """Hashes of the prompts whose generations are kept: nobody may ask for them again."""
+    names = [batch.name for batch in fleet.ledger.batch_states(run) if batch.state != "done"]
+    return {
+        prompt_hash(generation.prompt_ids)
+        for name in names
+        for generation in fleet.ledger.kept(Lease(run, name, "", "", 0)).generations.values()
+    }
+
+
+def requests(stats: Path) -> Counter[str]:
+    """How often each prompt was asked of the engines, by hash; their start-up probes apart."""
+    rows = [json.loads(line) for line in stats.read_text().splitlines()]
+    ours = [row for row in rows if row["rid"].startswith("dfq-") and row["event"] == "received"]
+    return Counter(row["prompt"] for row in ours)

@@ -21,6 +21,7 @@ class LossyProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._mark: bytes | None = None
         self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
         self.port = int(self._listener.getsockname()[1])
         self.lost = 0
 
@@ -28,7 +29,8 @@ class LossyProxy:
         self._mark = mark
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads.append(threading.Thread(target=self._accept, daemon=True))
+        self._threads[0].start()
         return self
 
     def __exit__(
@@ -36,8 +38,10 @@ class LossyProxy:
     ) -> None:
         for one in (self._listener, *self._open):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                one.shutdown(socket.SHUT_RDWR)  # a close would pull the socket from under select
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
 
     def _accept(self) -> None:
         while True:
@@ -46,7 +50,8 @@ class LossyProxy:
             except OSError:
                 return
             self._open.append(client)
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            self._threads.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
+            self._threads[-1].start()
 
     def _serve(self, client: socket.socket) -> None:
         lose = False

@@ -119,6 +119,22 @@ def claim_gives_the_named_batch_else_the_oldest(bench: Bench) -> None:
 
 
 @scenario
+def claim_of_one_batch_only_takes_no_other(bench: Bench) -> None:
+    bench.start(B1, B2, B3)
+
+    def only(batch: str) -> tuple[str, str]:
+        claim = bench.ledger.claim(bench.run, batch, "w1", TTL_S, only=True)
+        return (claim.lease.batch if claim.lease else "", claim.why)
+
+    assert only(B2) == (B2, "")
+    bench.ledger.complete(bench.lease(B1), ref(B1), {})
+    with unchanged(bench):
+        assert only(B2) == ("", "taken")
+        assert only(B1) == ("", "done")
+    assert bench.states() == {B1: "done", B2: "leased", B3: "pending"}
+
+
+@scenario
 def claim_gives_nothing_of_a_run_that_is_not_active(bench: Bench) -> None:
     assert bench.ledger.claim(bench.run, B1, "w1", TTL_S).why == "unknown"
     bench.start(B1)
@@ -538,6 +554,24 @@ def adopt_enters_what_nobody_works_on(bench: Bench) -> None:
     assert bench.states() == {B1: "done", B2: "done", B3: "pending", "batch-000004": "done"}
     status = bench.ledger.status(bench.run)
     assert (status.counters, status.kept_bytes, status.dead) == ({"accepted": 6}, 0, {})
+
+
+@scenario
+def forget_takes_back_what_is_done_with_that_object(bench: Bench) -> None:
+    bench.start(B1, B2)
+    bench.ledger.complete(bench.lease(B1), ref(B1), {"accepted": 3, "rejected": 1})
+    with unchanged(bench):
+        assert not bench.ledger.forget(bench.run, B1, ref(B1, "b" * 64), {"accepted": 3})
+        assert not bench.ledger.forget(bench.run, B2, ref(B2), {"accepted": 3})
+    assert bench.ledger.forget(bench.run, B1, ref(B1), {"accepted": 3, "rejected": 1})
+    with unchanged(bench):
+        assert not bench.ledger.forget(bench.run, B1, ref(B1), {"accepted": 3, "rejected": 1})
+    assert bench.ledger.pending(bench.run) == [B1, B2]
+    status = bench.ledger.status(bench.run)
+    assert (status.done, status.counters) == (0, {"accepted": 0, "rejected": 0})
+    assert "gone" in bench.ledger.story(bench.run, B1)[-1]["what"]
+    assert bench.ledger.complete(bench.lease(B1), ref(B1), {"accepted": 4}) == "done"
+    assert bench.ledger.status(bench.run).counters["accepted"] == 4
 
 
 def _adopt(bench: Bench, batch: str) -> bool:

@@ -18,7 +18,8 @@ from tests.ledger.bench import Bench
 from tests.ledger.scenarios import Scenario
 
 VERBS = """
-    add adopt begin claim complete disown expire fail keep kill register release renew revive state
+    add adopt begin claim complete disown expire fail forget keep kill register release renew
+    revive state
 """.split()  # noqa: SIM905
 
 PRELUDE_ENDS = "return 'pending'\nend\n"
@@ -26,6 +27,42 @@ PRELUDE_ENDS = "return 'pending'\nend\n"
 # script ('*': the prelude of all), the guard as it stands, what stands there without it, and the
 # scenario that must miss it
 GUARDS: list[tuple[str, str, str, Scenario]] = [
+    (
+        "claim",
+        "if ARGV[5] == '1' then",
+        "if false then",
+        scenarios.claim_of_one_batch_only_takes_no_other,
+    ),
+    (
+        "claim",
+        "redis.call('HEXISTS', DONE, batch) == 1",
+        "false",
+        scenarios.claim_of_one_batch_only_takes_no_other,
+    ),
+    (
+        "forget",
+        "redis.call('HGET', DONE, batch) ~= ARGV[2]",
+        "not redis.call('HGET', DONE, batch)",
+        scenarios.forget_takes_back_what_is_done_with_that_object,
+    ),
+    (
+        "forget",
+        "if redis.call('HGET', DONE, batch) ~= ARGV[2] then return 0 end",
+        "",
+        scenarios.forget_takes_back_what_is_done_with_that_object,
+    ),
+    (
+        "forget",
+        "redis.call('HDEL', DONE, batch)",
+        "",
+        scenarios.forget_takes_back_what_is_done_with_that_object,
+    ),
+    (
+        "forget",
+        "-tonumber(",
+        "tonumber(",
+        scenarios.forget_takes_back_what_is_done_with_that_object,
+    ),
     (
         "add",
         "redis.call('HEXISTS', DONE, batch) == 0 and ",

@@ -23,7 +23,7 @@ from dflashq.core.errors import LeaseLostError, LedgerError
 from dflashq.ledger import Lease
 from tests.ledger.bench import Bench, ref
 
-BATCHES = ("batch-000000", "batch-000000.r1", "batch-000001")
+BATCHES = tuple(f"batch-{n:06d}{r}" for n in range(3) for r in ("", ".r1"))
 WORKERS = ("w1", "w2", "w3")
 ATTEMPTS = 2
 BUDGET_BYTES = 400
@@ -77,7 +77,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # --- a run and its batches
 
-    @initialize(batches=st.sets(st.sampled_from(BATCHES), min_size=1))
+    @initialize(batches=st.sets(st.sampled_from(BATCHES), min_size=3))
     def enqueue(self, batches: set[str]) -> None:
         self.ledger.register(self.bench.run, "f" * 64, "q", 9, len(BATCHES))
         self.add(batches, twice=False)
@@ -94,7 +94,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def pause_or_resume(self, state: str, twice: bool) -> None:
         self._set_state(state, twice)
 
-    @precondition(lambda self: self.claims > 5)
+    @precondition(lambda self: self.claims > 3)
     @rule(twice=st.booleans())
     def cancel(self, twice: bool) -> None:
         self._set_state("cancelled", twice)
@@ -265,6 +265,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for batch in held:
                 self.requeue(batch)
 
+    @precondition(lambda self: self.claims > 8)
     @rule(batch=st.sampled_from(BATCHES), accepted=st.integers(1, 9), twice=st.booleans())
     def adopt(self, batch: str, accepted: int, twice: bool) -> None:
         for _ in range(1 + twice):
@@ -321,7 +322,7 @@ def test_the_ledger_behaves_as_its_model(settings: Settings) -> None:
     run_state_machine_as_test(
         lambda: LedgerMachine(tight),
         settings=hypothesis.settings(
-            max_examples=80,
+            max_examples=100,
             stateful_step_count=50,
             deadline=None,
             database=None,

@@ -17,7 +17,7 @@ from dflashq.core.model import Verdict
 from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.ledger import Ledger, scripts
-from dflashq.ledger.ledger import verdict_entry
+from dflashq.ledger.ledger import strike_entry, verdict_entry
 from tests.ledger.bench import B1, B2, TTL_S, Bench, entries, ref
 from tests.ledger.lossy import LossyProxy
 from tests.ledger.scenarios import SCENARIOS, Scenario
@@ -277,6 +277,14 @@ def test_a_rejection_is_kept_with_its_reason(settings: Settings) -> None:
     verdict = Verdict("looping", "the same 40 tokens 12 times: “é”")
     assert bench.ledger.keep(lease, [verdict_entry(3, verdict)])
     assert bench.ledger.kept(lease).verdicts == {3: verdict}
+
+
+def test_strikes_are_kept_as_the_highest_number(settings: Settings) -> None:
+    bench = Bench(settings).start(B1)
+    lease = bench.lease()
+    for index, number in ((3, 1), (3, 2), (4, 1), (3, 1)):
+        assert bench.ledger.keep(lease, [strike_entry(index, number)])
+    assert bench.ledger.kept(lease).strikes == {3: 2, 4: 1}
 
 
 def test_one_sweeps_at_a_time(settings: Settings) -> None:

@@ -172,6 +172,15 @@ def test_prepare_refuses_an_unknown_part() -> None:
     assert CliRunner().invoke(prepare.main, ["nonsense"]).exit_code == 2
 
 
+def test_the_committed_tiny_model_is_small_and_has_the_template_of_its_script(
+    tiny_model: Path, repository: Path
+) -> None:
+    template = (repository / "scripts" / "tiny_template.jinja").read_text()
+    assert (tiny_model / "chat_template.jinja").read_text().strip() == template.strip()
+    assert (tiny_model / "model.safetensors").stat().st_size < 600_000
+    assert sum(path.stat().st_size for path in tiny_model.iterdir()) < 1_200_000
+
+
 @pytest.mark.sglang
 def test_smollm2_is_a_whole_checkpoint(engine_python: Path) -> None:
     settings = Settings(_env_file=None)  # type: ignore[call-arg]

@@ -192,8 +192,8 @@ def test_a_missing_model_leaves_the_tokenizer_out(
     assert (found["model"].state, found["tokenizer"].state) == (FAILED, SKIPPED)
 
 
-def test_gpus(settings: Settings, tmp_path: Path, python: Path, model: Path, no_gpu: Path) -> None:
-    name = profile(tmp_path, python, model, flags="")
+def test_gpus(settings: Settings, tmp_path: Path, python: Path, no_gpu: Path) -> None:
+    name = profile(tmp_path, python, tmp_path / "no-model", flags="")
     (no_gpu_found,) = [f for f in engine(settings, name) if f.name == "gpu"]
     assert no_gpu_found.state == FAILED
     program(no_gpu / "nvidia-smi", "print('0, NVIDIA B200, GPU-aa\\n1, NVIDIA B200, GPU-bb')")

@@ -18,7 +18,7 @@ from dflashq.core.errors import ConfigError, EmbeddedError
 from dflashq.embedded import procfs
 from dflashq.embedded.child import Child
 from dflashq.embedded.pidfile import ProcessRecord
-from dflashq.embedded.ports import free_port, port_is_free
+from dflashq.embedded.ports import EPHEMERAL, free_port, port_is_free
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import PORT_OFFSETS, EmbeddedS3, free_s3_port
 
@@ -47,7 +47,7 @@ def test_a_listening_port_is_not_free() -> None:
 
 def test_an_s3_port_leaves_room_for_its_neighbours() -> None:
     port = free_s3_port()
-    assert port + max(PORT_OFFSETS) < 65_536
+    assert port + max(PORT_OFFSETS) < EPHEMERAL
     assert all(port_is_free(port + offset) for offset in PORT_OFFSETS)
 
 

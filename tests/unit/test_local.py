@@ -58,7 +58,7 @@ def test_data_stays_over_down_and_up(state: Settings) -> None:
     assert [procfs.group_members(group) for group in groups(first)] == [[], []]
     assert local.down(state) == stopped
 
-    local.up(state)
+    settings = settings_of(local.up(state))
     assert redis.Redis.from_url(settings.broker_url()).get("kept") == b"yes"
     assert Blobs(settings).get("kept").body == b"yes"
     Blobs(settings).check_conditional_put("")

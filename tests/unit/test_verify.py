@@ -56,7 +56,7 @@ def test_a_batch_that_is_not_committed_is_missing(fleet: Fleet, record: RunRecor
     fleet.commit(record, LAST, [10, 11])
     report = verify(fleet.blobs, "r")
     assert not report.clean
-    assert report.missing == [f"{SECOND}: 5 prompts are not committed yet"]
+    assert report.missing == [f"{SECOND}: 5 prompts not committed yet"]
     assert (report.problems, report.accepted) == ([], 7)
 
 
@@ -159,8 +159,8 @@ def test_a_revision_supersedes_what_was_rejected(fleet: Fleet, record: RunRecord
     assert made.revisions == {f"{SECOND}.r1": 1, f"{LAST}.r1": 1}
     report = verify(fleet.blobs, "r")
     assert report.missing == [
-        f"{SECOND}.r1: 1 prompts are not committed yet",
-        f"{LAST}.r1: 1 prompts are not committed yet",
+        f"{SECOND}.r1: 1 prompt not committed yet",
+        f"{LAST}.r1: 1 prompt not committed yet",
     ]
     fleet.commit(record, f"{SECOND}.r1", [9])
     fleet.commit(record, f"{LAST}.r1", [], {10: "truncated"})

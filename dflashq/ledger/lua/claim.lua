@@ -2,9 +2,9 @@
 -- The right to work on the named batch, or on the oldest pending one.
 -- Safe to repeat: a nonce that won already gets its lease again (the first reply was lost).
 -- allow-oom: what fills Redis is freed only by whoever may claim and complete.
--- args: batch or '', worker, nonce, ttl ms
+-- args: batch or '', worker, nonce, ttl ms, 1 for the named batch or none
 -- result: {'leased', batch, fence, attempts so far} or
---         {'none', why}: unknown, paused, cancelled, idle (nothing is pending)
+--         {'none', why}: unknown, paused, cancelled, idle (nothing is pending), taken, done
 local batch, worker, nonce, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local state = redis.call('HGET', RUN, 'state')
 if not state then return { 'none', 'unknown' } end
@@ -17,6 +17,9 @@ for _, held in ipairs(redis.call('ZRANGE', LEASED, 0, -1)) do
 end
 if state ~= 'active' then return { 'none', state } end
 if batch == '' or not redis.call('ZSCORE', PENDING, batch) then
+  if ARGV[5] == '1' then
+    return { 'none', redis.call('HEXISTS', DONE, batch) == 1 and 'done' or 'taken' }
+  end
   batch = redis.call('ZRANGE', PENDING, 0, 0)[1]
   if not batch then return { 'none', 'idle' } end
 end

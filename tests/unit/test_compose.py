@@ -1,0 +1,112 @@
+"""docker-compose.yml and .env.example: nothing public, no password, only settings that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflashq.config import Settings
+from dflashq.engine.profiles import known_profiles
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
+VARIABLES = {f"DFLASHQ_{name.upper()}" for name in Settings.model_fields}
+SECRET = re.compile(r"PASSWORD|SECRET|AUTH|TOKEN|KEY")
+REQUIRED = re.compile(r"\$\{[A-Z0-9_]+:\?[^}]+\}")
+
+
+def environments() -> Iterator[tuple[str, str, str]]:
+    """(service, variable, value) of everything in the file."""
+    for name, service in SERVICES.items():
+        for variable, value in service.get("environment", {}).items():
+            yield name, variable, value
+
+
+def in_example() -> set[str]:
+    """Every variable of .env.example, those in comments too."""
+    return set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", EXAMPLE, re.MULTILINE))
+
+
+def test_only_loopback_ports_are_published() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(ports) == 3
+    for port in ports:
+        assert str(port).startswith("127.0.0.1:"), port
+    assert not any("network_mode" in service for service in SERVICES.values())
+
+
+def test_no_password_stands_in_the_file_or_has_a_default() -> None:
+    secrets = [(s, var, value) for s, var, value in environments() if SECRET.search(var)]
+    assert len(secrets) >= 10
+    for service, variable, value in secrets:
+        assert REQUIRED.fullmatch(value), f"{service}: {variable} is {value!r}"
+    for name in re.findall(r"\$\{([A-Z0-9_]+):?-", TEXT):
+        assert not SECRET.search(name), f"{name} has a default"
+
+
+def test_no_command_line_carries_a_password() -> None:
+    for service in SERVICES.values():
+        command = str(service.get("command", ""))
+        assert not re.search(r"(?<!\$)\$\{?[A-Z_]*(PASSWORD|SECRET|AUTH)", command), command
+
+
+def test_every_dflashq_variable_is_a_setting() -> None:
+    used = set(re.findall(r"DFLASHQ_[A-Z0-9_]+", TEXT + EXAMPLE))
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    used |= set(re.findall(r"DFLASHQ_[A-Z0-9_]+", dockerfile))
+    assert "DFLASHQ_ENGINE_PYTHON" in used
+    assert used - {"DFLASHQ_"} <= VARIABLES
+
+
+def test_every_variable_of_the_file_is_in_the_example() -> None:
+    used = set(re.findall(r"(?<!\$)\$\{([A-Z0-9_]+)", TEXT))
+    assert len(used) >= 6
+    assert used <= in_example()
+
+
+def test_the_example_holds_no_secret() -> None:
+    secrets = re.findall(r"^#?([A-Z0-9_]+)=(.*)$", EXAMPLE, re.MULTILINE)
+    filled = {name: value for name, value in secrets if SECRET.search(name) and value}
+    assert filled == {}
+
+
+def test_every_service_has_a_fixed_image_time_to_stop_and_a_health_check() -> None:
+    for name, service in SERVICES.items():
+        assert "build" in service or re.search(r":\d", service["image"]), name
+        if name != "cli":
+            assert service["stop_grace_period"] in ("60s", "90s"), name
+            assert "healthcheck" in service, name
+
+
+def test_workers_are_one_per_gpu_and_start_only_when_asked() -> None:
+    workers = {n: s for n, s in SERVICES.items() if n.startswith("worker-")}
+    gpus = [service["environment"]["DFLASHQ_GPU"] for service in workers.values()]
+    assert len(gpus) == len(set(gpus)) == 2
+    for name, service in workers.items():
+        assert name == f"worker-gpu{service['environment']['DFLASHQ_GPU']}"
+        assert service["profiles"] == ["gpu"]
+        assert "gpu-locks:/tmp/dflashq-locks" in service["volumes"]
+    assert str(Settings.model_fields["lock_dir"].get_default(call_default_factory=True)) == (
+        "/tmp/dflashq-locks"
+    )
+
+
+def test_the_default_profile_exists() -> None:
+    chosen = re.search(r"\$\{DFLASHQ_PROFILE:-([^}]+)\}", TEXT)
+    assert chosen is not None
+    assert chosen[1] in known_profiles()
+    assert f"DFLASHQ_PROFILE={chosen[1]}\n" in EXAMPLE
+
+
+def test_redis_keeps_everything_on_disk_and_evicts_nothing() -> None:
+    command = str(SERVICES["redis"]["command"])
+    for line in ("appendonly yes", "appendfsync always", "maxmemory-policy noeviction"):
+        assert line in command
