@@ -23,19 +23,21 @@ $(STAMP): setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(STAMP)
 
+# Most tests wait for servers, so more of them run at once than there are cores.
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/unit tests/ledger -m "not sglang"
+	$(BIN)/pytest -n 4 tests/unit
 
 engine: setup
 	$(BIN)/python -m dflashq.embedded.prepare
 
-test: setup engine check
-	$(BIN)/pytest tests --ignore tests/unit --ignore tests/ledger
-	$(BIN)/pytest tests/unit tests/ledger -m sglang
+test: check engine
+	$(BIN)/pytest -n 4 tests/ledger tests/embedded -m "not sglang"
+	$(BIN)/pytest tests/engine tests/fleet -m "not sglang"
+	$(BIN)/pytest tests -m sglang
 
 demo: setup
 	$(BIN)/python scripts/demo.py $(if $(KEEP),--keep)

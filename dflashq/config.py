@@ -39,6 +39,9 @@ class Settings(BaseSettings):
         30.0, gt=0, description="a worker silent this long loses its batches"
     )
     sweep_s: float = Field(5.0, gt=0, description="pause between two sweeps of a worker")
+    consumer_patience_s: float = Field(
+        60.0, gt=0, description="a worker whose consumer takes no hint this long exits"
+    )
     attempts: int = Field(5, ge=1, description="attempts before a batch is dead")
     drain_grace_s: float = Field(
         10.0, ge=0, description="how long in-flight generations may finish after SIGTERM"

@@ -16,33 +16,44 @@ from dflashq.core.errors import DflashqError, EngineError, LedgerError, UsageErr
 from dflashq.engine.profiles import Profile
 from dflashq.engine.render import Renderer
 from dflashq.ledger import Hints, LeaseKeeper, Ledger
-from dflashq.operations.sweep import Sweeper, hint_pending
+from dflashq.operations.manifest import close_finished
+from dflashq.operations.sweep import hint_pending
 from dflashq.stages.generate import Generator
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
 from dflashq.stages.station import Station
+from workers.clock import Clock
 
 log = logging.getLogger(__name__)
 
 
 class Desk:
-    """A worker's ledger, store, station and clock. `open` and `close` block."""
+    """A worker's ledger, store, station and clock. `open` and `close` block.
+
+    `on_engine_lost` and `on_consumer_hung` say how the process ends then.
+    """
 
     def __init__(self, settings: Settings, profile: Profile, name: str) -> None:
         self.settings, self.profile, self.name = settings, profile, name
         self._ledger, self._blobs = Ledger(settings), Blobs(settings)
         self._hints = Hints(settings)
         self._keeper = LeaseKeeper(self._ledger, settings.lease_ttl_s)
-        loop, keeping = LoopThread(), Keeping(self._ledger)
-        self.station = Station(profile, Renderer(profile.model.path), loop, keeping)
+        self.station = Station(
+            profile, Renderer(profile.model.path), LoopThread(), Keeping(self._ledger)
+        )
         self.generator = Generator(
             settings, name, self.station, self._ledger, self._blobs, self._keeper
         )
-        self._stop = threading.Event()
-        self._clock = threading.Thread(target=self._tick, name="clock", daemon=True)
+        self.on_engine_lost: Callable[[], None] = lambda: None
+        self.on_consumer_hung: Callable[[], None] = lambda: None
+        self._clock = Clock(
+            *(self._ledger, self._hints, self.generator, self._announce, self._close_runs),
+            on_hung=self._consumer_hung,
+        )
+        self._closed: dict[str, int] = {}
+        self._closing: threading.Thread | None = None
         self._engine_state, self._engine_restarts = "starting", -1
         self._measured = (time.monotonic(), 0)
-        self.on_engine_lost: Callable[[], None] = lambda: None
 
     def open(self) -> None:
         """Refuse what cannot be trusted, disown what a dead predecessor held, start the clock.
@@ -50,6 +61,7 @@ class Desk:
         DflashqError when Redis or S3 cannot carry a run, or a worker of this name lives.
         """
         version = self._ledger.check()
+        self._refuse_budget()
         self._blobs.check_conditional_put("probes/")
         log.info("ledger: Redis %s; store: %r", version, self._blobs)
         self._refuse_twin()
@@ -61,9 +73,7 @@ class Desk:
 
     def close(self) -> None:
         """After the pool is empty: end the threads, take the worker off the list."""
-        self._stop.set()
-        if self._clock.is_alive():
-            self._clock.join()
+        self._clock.stop()
         self._keeper.stop()
         self.station.close()
         try:
@@ -92,6 +102,18 @@ class Desk:
 
     # --- inside
 
+    def _consumer_hung(self) -> None:
+        self.on_consumer_hung()
+
+    def _refuse_budget(self) -> None:
+        """Kept work may fill half of Redis at most: the other half keeps the fleet going."""
+        maximum = self._ledger.memory()[1]
+        if maximum and self.settings.keep_budget_mb * 2**20 > maximum / 2:
+            raise UsageError(
+                f"DFLASHQ_KEEP_BUDGET_MB={self.settings.keep_budget_mb} is more than half of "
+                f"Redis' maxmemory ({maximum // 2**20} MiB): lower the one or raise the other"
+            )
+
     def _refuse_twin(self) -> None:
         """Two workers of one name would take each other for dead."""
         twin = self._ledger.workers().get(self.name)
@@ -103,18 +125,18 @@ class Desk:
                 "give this one another name with -n"
             )
 
-    def _tick(self) -> None:
-        """Sweep and announce, every `sweep_s`; an outage is waited out."""
-        sweeper = Sweeper(self._ledger, self._hints, self.settings.lease_ttl_s)
-        while True:
-            sweeper.sweep(self.settings.sweep_s * 0.8)
-            try:
-                self.generator.reclaim()
-                self._ledger.announce(self.name, self._row())
-            except LedgerError as exc:
-                log.warning("the clock waits for the ledger: %s", exc)
-            if self._stop.wait(self.settings.sweep_s):
-                return
+    def _close_runs(self) -> None:
+        """Write the manifests of finished runs, in a thread: it reads all that was committed."""
+        if self._closing is not None and self._closing.is_alive():
+            return
+        self._closing = threading.Thread(target=self._close_finished, name="manifest", daemon=True)
+        self._closing.start()
+
+    def _close_finished(self) -> None:
+        try:
+            close_finished(self._ledger, self._blobs, self._closed)
+        except DflashqError as exc:
+            log.warning("a manifest waits: %s", exc)
 
     def _rate(self) -> float:
         """Output tokens per second since the last time this was asked."""
@@ -123,9 +145,9 @@ class Desk:
         self._measured = (now, tokens)
         return round((tokens - before) / max(now - then, 1e-3), 1)
 
-    def _row(self) -> dict[str, Any]:
+    def _announce(self) -> None:
         gate = self.station.gate
-        return {
+        row = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "gpu": self.settings.gpu,
@@ -140,6 +162,7 @@ class Desk:
             "closed": list(gate.reasons),
             "batches": [f"{a.lease.run}/{a.lease.batch}" for a in self.generator.active()],
         }
+        self._ledger.announce(self.name, row)
 
 
 _desks: list[Desk] = []

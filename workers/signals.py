@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
 from typing import Any
 
 from celery import signals
+from celery.worker import state as worker_state
 
 from workers import desk
 
@@ -16,6 +18,7 @@ def install() -> None:
     """Connect our handlers to Celery's signals. Safe to repeat."""
     signals.setup_logging.connect(_log, weak=False, dispatch_uid="dflashq-log")
     signals.worker_shutting_down.connect(_shutting_down, weak=False, dispatch_uid="dflashq-stop")
+    signals.worker_ready.connect(_own_sigquit, weak=False, dispatch_uid="dflashq-quit")
 
 
 def _log(loglevel: int | None = None, logfile: str | None = None, **_: Any) -> None:
@@ -29,3 +32,16 @@ def _shutting_down(**_: Any) -> None:
     owner = desk.current()
     if owner is not None:
         owner.generator.refuse_work()
+
+
+def _own_sigquit(**_: Any) -> None:
+    """Celery's SIGQUIT kills tasks one by one, which a pool of threads cannot: it raised instead,
+    in the middle of a drain, and the worker waited for its engine after all."""
+    signal.signal(signal.SIGQUIT, _quit)
+
+
+def _quit(*_: object) -> None:
+    """A drain without grace: what is in flight is given up, what is finished is kept."""
+    _shutting_down()
+    _shutting_down()
+    worker_state.should_stop = 0

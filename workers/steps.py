@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 from typing import Any
@@ -20,7 +21,10 @@ from workers.desk import Desk
 
 log = logging.getLogger(__name__)
 
-ENGINE_LOST = 70  # exit code: the engine is beyond repair on this host
+# Exit codes beside 0: whoever restarts workers may treat them differently.
+ENGINE_LOST = 70  # the engine is beyond repair on this host
+CONSUMER_HUNG = 75  # a fresh process will do
+ABANDON_S = 15.0
 _DEFAULT_NODE = "celery@"
 
 
@@ -80,6 +84,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             on_failed=owner.engine_failed,
         )
         owner.on_engine_lost = _stop_worker
+        owner.on_consumer_hung = self._abandon
         owner.station.forgive = self._forgive
         self.supervisor.launch()
         # A stop that comes while the model loads must not wait for it.
@@ -90,6 +95,15 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """A prompt is to blame for so many deaths: they do not count against the engine."""
         for _ in range(deaths if self.supervisor is not None else 0):
             self.supervisor.forgive()  # type: ignore[union-attr]
+
+    def _abandon(self) -> None:
+        """Hand back and end the process without its consumer, which does not listen any more."""
+        owner = desk.required()
+        owner.generator.drain(0.0)
+        owner.generator.wait_handed_back(ABANDON_S)
+        if self.supervisor is not None:
+            self.supervisor.stop(0)
+        os._exit(CONSUMER_HUNG)
 
     def stop(self, parent: Any) -> None:
         """The engine ends last. Safe to repeat."""

@@ -24,6 +24,7 @@ COMMANDS = {
     "cancel": "End a run for good.",
     "verify": "Prove from S3 that every prompt has exactly one place.",
     "backfill": "Run again what failed: dead batches, or rejected prompts.",
+    "reconcile": "Rebuild a run in Redis from S3.",
     "doctor": "Check Redis, S3, engine, model and machine.",
     "local": "Run Redis and S3 on this machine.",
 }

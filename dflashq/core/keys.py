@@ -53,6 +53,11 @@ def redis_run(run: str, part: str) -> str:
     return f"{NAMESPACE}:{{{run}}}:{part}"
 
 
+def closing_lock(run: str) -> str:
+    """Held by the one worker that writes a run's manifest."""
+    return redis_run(run, "closing")
+
+
 def run_prefix(run: str) -> str:
     return f"runs/{run}/"
 

@@ -1,7 +1,8 @@
 """Rows of the completions and rejected objects: what `datasets` reads and people look at.
 
-Every field has one JSON type in all rows, so that a columnar reader can infer a schema: tools and
-tool-call arguments are JSON text, a matched stop is `matched_id` or `matched_text`.
+Every field has one JSON type in all rows and is never null, so that a columnar reader infers the
+same schema from any object: tools and tool calls are JSON text, an absent text is "", an absent
+number 0 (-1 for an id).
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ def assistant_message(parts: AnswerParts) -> Message:
 
 
 def generation_row(generation: Generation) -> dict[str, Any]:
-    """One generation inside a row."""
-    row = generation.to_json()
-    matched = row.pop("matched")
-    row["matched_id"] = matched if isinstance(matched, int) else None
-    row["matched_text"] = matched if isinstance(matched, str) else None
-    return row
-
-
-def _message_row(message: Message) -> dict[str, Any]:
-    calls = [
-        {
-            **call,
-            "function": {**call["function"], "arguments": _text(call["function"]["arguments"])},
-        }
-        for call in message.get("tool_calls") or []
-    ]
+    """One generation inside a row; a matched stop is `matched_id` or `matched_text`."""
+    matched = generation.matched
     return {
-        "role": message["role"],
-        "content": message["content"],
-        "reasoning_content": message.get("reasoning_content"),
-        "tool_calls": calls or None,
+        "prompt_ids": generation.prompt_ids,
+        "output_ids": generation.output_ids,
+        "finish_reason": generation.finish_reason,
+        "matched_id": matched if isinstance(matched, int) else -1,
+        "matched_text": matched if isinstance(matched, str) else "",
+        "spec_accept_length": float(generation.spec_accept_length or 0.0),
+        "latency_s": float(generation.latency_s or 0.0),
+        "engine": generation.engine,
     }
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _message_row(message: Message) -> dict[str, Any]:
+    return {
+        "role": message["role"],
+        "content": message["content"],
+        "reasoning_content": message.get("reasoning_content") or "",
+        "tool_calls": _json(message.get("tool_calls")),
+    }
+
+
+def _json(value: object) -> str:
+    """JSON text; "" for nothing."""
+    return json.dumps(value, ensure_ascii=False) if value else ""
 
 
 def sample_row(
@@ -64,18 +65,18 @@ def sample_row(
     return {
         "index": prompt.index,
         "id": prompt.id,
-        "source": prompt.source,
-        "domain": prompt.domain,
+        "source": prompt.source or "",
+        "domain": prompt.domain or "",
         "messages": [_message_row(m) for m in messages],
-        "tools": json.dumps(prompt.tools, ensure_ascii=False) if prompt.tools else None,
+        "tools": _json(prompt.tools),
         "usage": {
             "prompt_tokens": sum(len(g.prompt_ids) for g in generations),
             "completion_tokens": sum(len(g.output_ids) for g in generations),
             "reasoning_tokens": reasoning_tokens,
         },
-        "finish_reason": last.finish_reason if last else None,
+        "finish_reason": last.finish_reason if last else "",
         "generations": [generation_row(g) for g in generations],
-        "engine": last.engine if last else None,
+        "engine": last.engine if last else "",
         "attempt": attempt,
     }
 

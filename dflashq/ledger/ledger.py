@@ -207,6 +207,22 @@ class Ledger:
                 return True
             raise
 
+    def closing_lock(self, run: str) -> bool:
+        """True for the one worker that closes a finished run; falls by itself after an hour."""
+        with self._translated(f"closing run {run}"):
+            return bool(self._redis.set(keys.closing_lock(run), "1", nx=True, ex=3600))
+
+    def closed(self, run: str) -> None:
+        """Give the closing lock back."""
+        with self._translated(f"closing run {run}"):
+            self._redis.delete(keys.closing_lock(run))
+
+    def memory(self) -> tuple[int, int]:
+        """(used, maximum) bytes of Redis; maximum 0 when it is not limited."""
+        with self._translated("reading its memory"):
+            row = self._redis.info("memory")
+        return int(row["used_memory"]), int(row.get("maxmemory", 0))
+
     def epoch(self) -> str:
         """The ledger's identity: a new one means that Redis was wiped."""
         with self._translated("reading the epoch"):

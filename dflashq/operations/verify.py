@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from dflashq.blobs import runs
 from dflashq.blobs.commits import Commit, read_commit
@@ -19,7 +21,11 @@ ACCEPTED = "accepted"
 
 @dataclass(slots=True)
 class Report:
-    """What `verify` found; clean when `problems` is empty and no batch is missing."""
+    """What `verify` found; clean when `problems` is empty and no batch is missing.
+
+    `objects` has a row for every committed batch: its object, its sha256, its index range and
+    what it rejected, for the manifest.
+    """
 
     run: str
     fingerprint: str
@@ -31,6 +37,7 @@ class Report:
     output_tokens: int = 0
     missing: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    objects: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
@@ -63,7 +70,25 @@ def verify(blobs: Blobs, run: str, progress: Callable[[int, int], None] | None =
         if progress is not None:
             progress(number, total)
     _sum_up(record, homes, report)
+    _compare_manifest(blobs, report)
     return report
+
+
+def _compare_manifest(blobs: Blobs, report: Report) -> None:
+    """What the manifest of a finished run names must still be there, byte for byte."""
+    try:
+        manifest = json.loads(blobs.get(keys.manifest_json(report.run)).body)
+    except BlobMissingError:
+        return
+    if manifest["fingerprint"] != report.fingerprint:
+        report.problems.append("manifest.json belongs to another run")
+    found = {row["batch"]: row["sha256"] for row in report.objects}
+    for row in manifest["objects"]:
+        if found.get(row["batch"]) != row["sha256"]:
+            report.problems.append(
+                f"{row['batch']}: the manifest names sha256 {row['sha256'][:12]}…, found "
+                f"{found.get(row['batch'], 'nothing')[:12]}"
+            )
 
 
 def _check_ranges(record: RunRecord, report: Report) -> None:
@@ -104,7 +129,26 @@ def _commit(
     if len(commit.accepted) != commit.ref.counts.get(ACCEPTED, 0) or counts != Counter(stated):
         report.problems.append(f"{batch}: its rows are not what its metadata counts")
     report.output_tokens += commit.ref.counts.get("output_tokens", 0)
+    report.objects.append(_object_row(batch, commit, indexes))
     return commit
+
+
+def _object_row(batch: str, commit: Commit, indexes: set[int]) -> dict[str, Any]:
+    """One committed batch: its accepted indexes are the range (or list) without the rejected."""
+    ref = commit.ref
+    whole = len(indexes) == max(indexes) - min(indexes) + 1
+    return {
+        "batch": batch,
+        "key": ref.key,
+        "sha256": ref.sha256,
+        "rejected_key": ref.rejected_key,
+        "rejected_sha256": ref.rejected_sha256,
+        "indexes": [min(indexes), max(indexes)] if whole else sorted(indexes),
+        "is_range": whole,
+        "rejected": {str(index): why for index, why in sorted(commit.reasons.items())},
+        "rows": len(commit.accepted),
+        "tokens": ref.counts.get("output_tokens", 0),
+    }
 
 
 def _settle(commit: Commit, homes: dict[int, str]) -> None:

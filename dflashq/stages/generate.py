@@ -31,7 +31,10 @@ UNKNOWN = "unknown"
 
 
 class Generator:
-    """Works on the batches of one worker; `handle` runs in as many threads as batches overlap."""
+    """Works on the batches of one worker; `handle` runs in as many threads as batches overlap.
+
+    `taken` counts the hints taken so far, for whoever watches the consumer.
+    """
 
     def __init__(
         self,
@@ -42,12 +45,13 @@ class Generator:
         blobs: Blobs,
         keeper: LeaseKeeper,
     ) -> None:
-        self._settings, self._worker, self._station = settings, worker, station
+        self.settings, self.taken, self.queue = settings, 0, station.profile.queue
+        self._worker, self._station = worker, station
         self._ledger, self._blobs, self._keeper = ledger, blobs, keeper
         self._records, self._salvage = Records(blobs), Salvage()
         self._orders = itertools.count()
         self._active: set[Attempt] = set()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self.draining = threading.Event()
 
     def handle(self, run: str, batch: str) -> str:
@@ -56,6 +60,7 @@ class Generator:
         Returns what became of the hint, for the log. Never raises for a batch that failed: its
         story is in the ledger.
         """
+        self.taken += 1
         try:
             lease = self._claim(run, batch)
         except LedgerError as exc:
@@ -70,10 +75,10 @@ class Generator:
         the hints that would have led to it went with the old ledger.
         """
         for run, batch in self._salvage.batches():
-            if self.draining.is_set() or len(self.active()) >= self._settings.concurrency:
+            if self.draining.is_set() or len(self.active()) >= self.settings.concurrency:
                 return
             claim = self._ledger.claim(
-                run, batch, self._worker, self._settings.lease_ttl_s, only=True
+                run, batch, self._worker, self.settings.lease_ttl_s, only=True
             )
             if claim.why == "done":
                 self._salvage.drop(run, batch)
@@ -91,7 +96,7 @@ class Generator:
 
     def active(self) -> list[Attempt]:
         """The attempts at work now."""
-        with self._lock:
+        with self._changed:
             return list(self._active)
 
     def refuse_work(self) -> None:
@@ -115,6 +120,11 @@ class Generator:
             log.warning("grace over: what is in flight is given up, what is finished is kept")
         self._give_up()
 
+    def wait_handed_back(self, timeout_s: float) -> bool:
+        """Block until no attempt is at work; False when time ran out first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._active, timeout_s)
+
     def _give_up(self) -> None:
         for attempt in self.active():
             attempt.stop(DRAIN)
@@ -124,7 +134,7 @@ class Generator:
         for name, wanted in self._candidates(run, batch):
             if self.draining.is_set():
                 return None
-            claim = self._ledger.claim(name, wanted, self._worker, self._settings.lease_ttl_s)
+            claim = self._ledger.claim(name, wanted, self._worker, self.settings.lease_ttl_s)
             if claim.lease is not None:
                 return claim.lease
             log.debug("nothing to claim: run=%s: %s", name, claim.why)
@@ -132,13 +142,12 @@ class Generator:
 
     def _candidates(self, run: str, batch: str) -> Iterator[tuple[str, str]]:
         yield run, batch
-        queue = self._station.profile.queue
         for name, its_queue in sorted(self._ledger.runs().items()):
-            if name != run and its_queue == queue:
+            if name != run and its_queue == self.queue:
                 yield name, ""
 
     def _enter(self, attempt: Attempt) -> None:
-        with self._lock:
+        with self._changed:
             self._active.add(attempt)
         self._station.enter(attempt)
         self._keeper.hold(attempt.lease, attempt.stop)
@@ -148,8 +157,9 @@ class Generator:
     def _leave(self, attempt: Attempt) -> None:
         self._keeper.drop(attempt.lease)
         self._station.leave(attempt)
-        with self._lock:
+        with self._changed:
             self._active.discard(attempt)
+            self._changed.notify_all()
 
     def _outcome(self, attempt: Attempt) -> str:
         where = f"{attempt.lease.run}/{attempt.lease.batch}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ CODE = re.findall(r"```\w*\n(.*?)```|(`[^`\n]+`)", README, re.DOTALL)
 CALLS = [
     call
     for block, span in CODE
-    for call in re.findall(r"(?:^|[ `])dflashq ([a-z][^`\n#]*)", block or span)
+    for call in re.findall(r"(?:^|[\s`])dflashq ([a-z][^`\n#]*)", block or span)
 ]
 
 
@@ -35,7 +36,7 @@ def settings_table() -> dict[str, tuple[str, str]]:
 def shown(value: object) -> str:
     if value is None:
         return ""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}".replace("'", "")
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
 def command(words: list[str]) -> tuple[click.Command, list[str]]:
@@ -114,7 +115,8 @@ def test_the_readme_reads_our_objects_with_datasets(
     names: dict[str, Any] = {}
     exec(example[1], names)
     first, second = names["samples"]
-    assert first["tools"] is None
+    assert first["tools"] == ""
     assert first["generations"][0]["output_ids"] == [3, 4]
-    assert second["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"x": 1}'
+    calls = json.loads(second["messages"][1]["tool_calls"])
+    assert calls[0]["function"]["arguments"] == {"x": 1}
     assert second["source"] == "s"

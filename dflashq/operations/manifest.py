@@ -1,0 +1,84 @@
+"""The manifest of a finished run: every committed object, its sha256, its indexes and counts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.core import codec, keys
+from dflashq.core.errors import BlobMissingError
+from dflashq.core.model import canonical_json
+from dflashq.ledger import Ledger
+from dflashq.operations.verify import Report, verify
+
+log = logging.getLogger(__name__)
+
+
+def read_manifest(blobs: Blobs, run: str) -> dict[str, Any] | None:
+    """The manifest on S3, or None when the run never finished."""
+    try:
+        row: dict[str, Any] = json.loads(blobs.get(keys.manifest_json(run)).body)
+    except BlobMissingError:
+        return None
+    return row
+
+
+def write_manifest(blobs: Blobs, run: str) -> Report:
+    """Prove the run from S3 and record the proof; nothing is written unless it is clean.
+
+    Blocks for as long as reading every committed object takes. Safe to repeat.
+    """
+    report = verify(blobs, run)
+    if report.clean:
+        body = canonical_json(manifest_of(report))
+        blobs.put(keys.manifest_json(run), body, {"sha256": codec.sha256(body)})
+        log.info("run finished: run=%s accepted=%d manifest written", run, report.accepted)
+    else:
+        log.error(
+            "run finished but not clean: run=%s: %s: see dflashq verify %s",
+            *(run, (report.problems + report.missing)[:3], run),
+        )
+    return report
+
+
+def manifest_of(report: Report) -> dict[str, Any]:
+    """What is recorded of a clean report."""
+    return {
+        "run": report.run,
+        "fingerprint": report.fingerprint,
+        "prompts": report.prompts,
+        "accepted": report.accepted,
+        "rejected": report.rejected,
+        "output_tokens": report.output_tokens,
+        "objects": report.objects,
+    }
+
+
+def close_finished(ledger: Ledger, blobs: Blobs, closed: dict[str, int]) -> list[str]:
+    """Write the manifest of every run whose last batch was done since it was last looked at.
+
+    `closed` remembers, by run, how many batches were done then. Returns the runs closed now.
+    """
+    now = []
+    for run in ledger.runs():
+        status = ledger.status(run)
+        finished = status.finished and not status.dead and status.state != "cancelled"
+        if not finished or closed.get(run) == status.done:
+            continue
+        if not _is_recorded(blobs, run, status.done):
+            if not ledger.closing_lock(run):
+                continue
+            try:
+                write_manifest(blobs, run)
+            finally:
+                ledger.closed(run)
+            now.append(run)
+        closed[run] = status.done
+    return now
+
+
+def _is_recorded(blobs: Blobs, run: str, done: int) -> bool:
+    manifest = read_manifest(blobs, run)
+    return manifest is not None and len(manifest["objects"]) == done

@@ -1,0 +1,90 @@
+"""The arena: two workers for all fault tests, since a worker takes seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from dflashq.config import Settings
+from dflashq.embedded.ports import free_port
+from dflashq.embedded.redis import EmbeddedRedis
+from dflashq.embedded.s3 import EmbeddedS3
+from dflashq.engine.render import Renderer
+from tests.conftest import ACCESS_KEY, BUCKET, REDIS_PASSWORD, SECRET_KEY
+from tests.emulated import emulated_profile
+from tests.fleet.arena import Arena, arena_settings
+
+POISON = " poison poison"
+
+
+@pytest.fixture(scope="session")
+def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """A Redis that a test may kill, wipe and fill."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("own-redis"), free_port(), REDIS_PASSWORD) as redis:
+        yield redis
+
+
+@pytest.fixture(scope="session")
+def arena_at_work(
+    own_redis: EmbeddedRedis,
+    s3_server: EmbeddedS3,
+    tiny_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Arena]:
+    folder = tmp_path_factory.mktemp("arena")
+    base = Settings(
+        _env_file=None,  # type: ignore[call-arg]
+        redis_password=SecretStr(REDIS_PASSWORD),
+        s3_endpoint_url=s3_server.endpoint_url,
+        s3_bucket=BUCKET,
+        s3_access_key_id=SecretStr(ACCESS_KEY),
+        s3_secret_access_key=SecretStr(SECRET_KEY),
+    )
+    stats = folder / "stats.jsonl"
+    profile = emulated_profile(
+        folder,
+        model_dir=tiny_model,
+        lengths="uniform:20:300",
+        token_ms=5,
+        slots=8,
+        stats_file=stats,
+        faults={"poison": [poison_ids(tiny_model)], "poison_delay_s": 0.3},
+    )
+    settings = arena_settings(base, own_redis, folder)
+    with Arena(settings, profile, folder, own_redis, stats) as arena:
+        yield arena
+
+
+@pytest.fixture
+def arena(arena_at_work: Arena) -> Iterator[Arena]:
+    """The arena, tidied up before and after the test."""
+    arena_at_work.clear()
+    yield arena_at_work
+    arena_at_work.clear()
+
+
+@pytest.fixture
+def two(arena: Arena) -> Arena:
+    """The arena with its workers w0 and w1 ready."""
+    for name in ("w0", "w1"):
+        worker = arena.named.get(name)
+        if worker is None or worker.process.poll() is not None:
+            arena.launch(name)  # both boot at once
+    arena.bring_up("w0", "w1")
+    return arena
+
+
+def poison_ids(model: Path) -> list[int]:
+    """The ids of the words that kill the engine, as they stand inside a prompt."""
+    renderer = Renderer(model)
+    plain, poisoned = (
+        renderer.render([{"role": "user", "content": f"x{text} x"}], None, thinking=True)
+        for text in ("", POISON)
+    )
+    start = next(i for i, (a, b) in enumerate(zip(plain, poisoned, strict=False)) if a != b)
+    ids = poisoned[start : start + len(poisoned) - len(plain)]
+    assert "poison" in renderer.decode(ids)
+    return ids

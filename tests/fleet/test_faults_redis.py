@@ -1,0 +1,150 @@
+"""Redis restarted, unreachable, torn, wiped, full: under workers that go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dflashq.operations.reconcile import reconcile
+from tests.fleet.arena import Arena
+from tests.fleet.fleet import wait_until
+
+pytestmark = pytest.mark.fleet
+
+
+@contextmanager
+def same_workers(arena: Arena) -> Iterator[None]:
+    """No worker ends or is replaced meanwhile."""
+    before = {name: worker.process.pid for name, worker in arena.named.items()}
+    yield
+    assert {name: worker.process.pid for name, worker in arena.named.items()} == before
+    assert all(worker.process.poll() is None for worker in arena.named.values())
+
+
+def finish(arena: Arena, run: str, prompts: int, held: set[str]) -> None:
+    arena.wait_finished(run)
+    assert arena.oracle(run).accepted == prompts
+    asked = arena.asked()
+    assert {asked[prompt] for prompt in held} == {1}
+
+
+def test_redis_dies_and_comes_back(two: Arena) -> None:
+    two.begin("redis-dies", 80, batch_size=40)
+    held = two.wait_kept("redis-dies", 15)
+    with same_workers(two):
+        two.redis.kill()
+        time.sleep(1.0)  # the outage itself
+        two.redis.start()
+        finish(two, "redis-dies", 80, held)
+
+
+def test_redis_out_of_reach_for_longer_than_the_lease_costs_nobody_a_batch(two: Arena) -> None:
+    """Nobody aborts, and nobody is expired before a full lease time of connectivity."""
+    two.set_faults(slow=2.0)
+    two.begin("cut-off", 80, batch_size=40)
+    held = two.wait_kept("cut-off", 10)
+    leased = {(b.name, b.worker) for b in two.ledger.status("cut-off").leased}
+    with same_workers(two):
+        for lines in two.lines.values():
+            lines.redis.cut()
+        time.sleep(two.settings.lease_ttl_s * 1.5)  # the outage itself
+        for lines in two.lines.values():
+            lines.redis.pass_on()
+        wait_until(lambda: all(worker.ready for worker in two.named.values()), "they are back", 30)
+        two.set_faults()
+        finish(two, "cut-off", 80, held)
+    assert leased
+    for batch, _ in leased:
+        assert [row["what"] for row in two.ledger.story("cut-off", batch)] == []
+
+
+def test_redis_frozen_and_answers_lost(two: Arena) -> None:
+    """Every request may or may not have happened: all are safe to send again."""
+    two.begin("frozen", 80, batch_size=20)
+    held = two.wait_kept("frozen", 10)
+    with same_workers(two):
+        for lines in two.lines.values():
+            lines.redis.lose_replies()
+        time.sleep(2.0)  # the outage itself
+        for lines in two.lines.values():
+            lines.redis.freeze()
+        time.sleep(2.0)
+        for lines in two.lines.values():
+            lines.redis.pass_on()
+        finish(two, "frozen", 80, held)
+    assert sum(lines.redis.lost for lines in two.lines.values()) > 0
+
+
+def test_redis_with_a_torn_tail_heals_from_s3(two: Arena) -> None:
+    """The end of the log is gone: what it said is found out again."""
+    two.begin("torn", 100, batch_size=20)
+    two.wait_kept("torn", 10)
+    wait_until(lambda: two.ledger.status("torn").done >= 1, "a batch is done")
+    with same_workers(two):
+        two.redis.kill()
+        log = max((two.redis.folder / "appendonlydir").glob("*.incr.aof"))
+        with log.open("r+b") as file:
+            file.truncate(max(0, log.stat().st_size - 2048))
+        two.redis.start()
+        two.wait_finished("torn")
+        assert two.oracle("torn").accepted == 100
+
+
+def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: Arena) -> None:
+    two.begin("wiped", 160, batch_size=20)
+    wait_until(lambda: two.ledger.status("wiped").done >= 2, "two batches are done")
+    held = two.wait_kept("wiped", 10)
+    with same_workers(two):
+        with two.redis.client() as client:
+            client.flushall()
+        wait_until(
+            lambda: all("are held in memory" in w.tail(300) for w in two.named.values()),
+            "the workers hold what they have",
+            20,
+        )
+        healed = reconcile(two.ledger, two.blobs, two.hints, "wiped")
+        assert not healed.known
+        assert len(healed.adopted) >= 2
+        two.wait_finished("wiped")
+    assert two.oracle("wiped").accepted == 160
+    asked = two.asked()
+    again = {prompt for prompt in held if asked[prompt] > 1}
+    assert not again, f"{len(again)} of {len(held)} kept generations were asked for again"
+
+
+def test_a_full_redis_closes_the_gate_and_commits_make_room(two: Arena) -> None:
+    """Renew, begin and complete get through; what is finished waits in memory."""
+    two.begin("full", 120, batch_size=20)
+    with two.redis.client() as client:
+        limit = client.config_get("maxmemory")["maxmemory"]
+        used = client.info("memory")["used_memory"]
+        with same_workers(two):
+            try:
+                client.config_set("maxmemory", used)
+                wait_until(
+                    lambda: any("used its budget" in w.tail(300) for w in two.named.values()),
+                    "keeping is refused",
+                    20,
+                )
+                done = two.ledger.status("full").done
+                wait_until(lambda: two.ledger.status("full").done > done, "a batch commits", 30)
+            finally:
+                client.config_set("maxmemory", limit)
+            finish(two, "full", 120, set(two.asked()) & set[str]())
+
+
+def test_kept_work_beyond_its_budget_waits_for_a_commit(two: Arena) -> None:
+    """One lost answer of Redis, of every kind, at a quiet moment each: the run does not notice."""
+    two.begin("lossy", 80, batch_size=20)
+    worker = two.holder("lossy")
+    lines = two.lines[worker.name.removesuffix("@test")]
+    held = two.wait_kept("lossy", 5)
+    with same_workers(two):
+        for _ in range(6):
+            before = lines.redis.lost
+            lines.redis.lose_reply_to(b"EVALSHA")
+            wait_until(lambda b=before: lines.redis.lost > b, "an answer is lost", 20)  # type: ignore[misc]
+        finish(two, "lossy", 80, held)

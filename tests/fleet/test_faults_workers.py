@@ -1,0 +1,195 @@
+"""What dies, freezes or is told to stop: workers, engines, hints. Nothing lost, doubled or redone."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import psutil
+import pytest
+
+from dflashq.core import keys
+from dflashq.ledger.connection import SEPARATOR
+from tests.fleet.arena import Arena, engine_of, processes
+from tests.fleet.fleet import Worker, wait_until
+
+pytestmark = pytest.mark.fleet
+
+RECOVERED_S = 10.0
+
+
+def finish(arena: Arena, run: str, prompts: int, held: set[str]) -> None:
+    """The run ends, every prompt accepted; what was held was asked for once, in all."""
+    arena.wait_finished(run)
+    assert arena.oracle(run).accepted == prompts
+    asked = arena.asked()
+    assert {asked[prompt] for prompt in held} == {1}
+
+
+def wait_leased_again(arena: Arena, run: str, batches: set[str], dead: Worker) -> float:
+    """Seconds until somebody else holds (or has done) what the dead worker held."""
+    began = time.monotonic()
+
+    def recovered() -> bool:
+        states = {b.name: b for b in arena.ledger.batch_states(run)}
+        return all(
+            states[b].state == "done"
+            or (states[b].state == "leased" and states[b].worker != dead.name)
+            for b in batches
+        )
+
+    wait_until(recovered, f"{batches} are at work again", 30)
+    return time.monotonic() - began
+
+
+def test_a_killed_engine_is_replaced_under_its_worker(two: Arena) -> None:
+    two.begin("engine-dies", 80, batch_size=40)
+    worker = two.holder("engine-dies")
+    held = two.wait_kept("engine-dies", 10)
+    engine = engine_of(worker)
+    assert engine is not None
+    engine.kill()
+    wait_until(lambda: engine_of(worker) not in (None, engine), "another engine runs", 20)
+    finish(two, "engine-dies", 80, held)
+    assert worker.process.poll() is None
+    assert all(state.attempts == 1 for state in two.ledger.batch_states("engine-dies"))
+
+
+def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(two: Arena) -> None:
+    two.begin("worker-dies", 80, batch_size=40)
+    worker = two.holder("worker-dies")
+    held = two.wait_kept("worker-dies", 10)
+    engine, batches = engine_of(worker), two.held_by("worker-dies", worker)
+    assert engine is not None
+    worker.kill()
+    wait_until(lambda: not engine.is_running(), "the orphaned engine is gone", 5)
+    waited = wait_leased_again(two, "worker-dies", batches, worker)
+    assert waited < two.settings.lease_ttl_s + RECOVERED_S
+    finish(two, "worker-dies", 80, held)
+
+
+def test_worker_and_engine_killed_at_once_and_back_under_the_same_name(two: Arena) -> None:
+    """The newborn disowns what its predecessor held: nobody waits for the lease's end."""
+    two.begin("both-die", 80, batch_size=40)
+    worker = two.holder("both-die")
+    held = two.wait_kept("both-die", 10)
+    for process in reversed(worker.family()):
+        process.kill()
+    worker.process.wait(10)
+    newborn = two.launch(worker.name.removesuffix("@test"))
+    newborn.wait_ready()
+    finish(two, "both-die", 80, held)
+    assert set(processes(two.folder)) == {p for w in two.workers for p in w.family()}
+
+
+def test_a_zombie_that_wakes_past_its_lease_is_told_and_stopped(two: Arena) -> None:
+    two.begin("zombie", 80, batch_size=40)
+    zombie = two.holder("zombie")
+    held = two.wait_kept("zombie", 10)
+    zombie.signal(signal.SIGSTOP)
+    batches = two.held_by("zombie", zombie)
+    assert batches
+    wait_leased_again(two, "zombie", batches, zombie)
+    zombie.signal(signal.SIGCONT)
+    wait_until(lambda: "lease lost" in zombie.tail(200), "the zombie is told", 10)
+    finish(two, "zombie", 80, held)
+    assert zombie.process.poll() is None
+
+
+def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: Arena) -> None:
+    """It has all its answers and waits for S3; meanwhile another commits. One object, one count."""
+    two.begin("late", 40, batch_size=40)
+    zombie = two.holder("late")
+    lines = two.lines[zombie.name.removesuffix("@test")]
+    lines.s3.answer(503, "SlowDown", only=b"/completions/")
+    held = two.wait_kept("late", 40)
+    wait_until(lambda: lines.s3.answered > 0, "it tries to upload")
+    zombie.signal(signal.SIGSTOP)
+    two.wait_finished("late")
+    key = keys.completions_object("late", keys.batch_name(0))
+    object_before = two.blobs.get(key)
+    lines.s3.pass_on()
+    zombie.signal(signal.SIGCONT)
+    wait_until(lambda: "lease lost" in zombie.tail(200), "the zombie is told", 10)
+    assert two.blobs.get(key) == object_before
+    finish(two, "late", 40, held)
+
+
+def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: Arena) -> None:
+    """Its object is whole, whoever has the lease: it counts once, and nothing is generated twice."""
+    two.begin("adopted", 40, batch_size=40)
+    first = two.holder("adopted")
+    lines = two.lines[first.name.removesuffix("@test")]
+    two.wait_kept("adopted", 10)
+    held = set[str]()
+    lines.redis.cut()
+    key = keys.completions_object("adopted", keys.batch_name(0))
+    wait_until(lambda: two.blobs.head(key) is not None, "somebody uploads")
+    held.update(*two.kept("adopted").values())
+    object_before = two.blobs.get(key)
+    two.wait_finished("adopted")
+    lines.redis.pass_on()
+    assert two.oracle("adopted").accepted == 40
+    assert two.blobs.get(key) == object_before
+    wait_until(lambda: two.named[first.name.removesuffix("@test")].ready, "the first is back", 30)
+
+
+def test_hints_may_be_doubled_late_or_swallowed(two: Arena) -> None:
+    two.set_faults(slow=3.0)
+    two.begin("hints", 160, batch_size=10)
+    queue = two.profile.queue
+    names = [state.name for state in two.ledger.batch_states("hints")]
+    two.wait_kept("hints", 5)
+    two.hints.publish(queue, "hints", names)
+    two.hints.publish(queue, "hints", names[:3], urgent=True)
+    with two.redis.client() as client:
+        for step in ("", f"{SEPARATOR}3", f"{SEPARATOR}6"):
+            client.delete(queue + step)
+    assert two.hints.waiting(queue) == 0
+    assert two.ledger.status("hints").pending > 4
+    wait_until(
+        lambda: two.hints.waiting(queue) >= two.ledger.status("hints").pending,
+        "swallowed hints are published again",
+        5,
+    )
+    # Some remain, one is swallowed: the queue is topped up all the same.
+    with two.redis.client() as client:
+        client.lpop(f"{queue}{SEPARATOR}6")
+    wait_until(
+        lambda: two.hints.waiting(queue) >= two.ledger.status("hints").pending,
+        "one swallowed hint is published again",
+        5,
+    )
+    two.set_faults()
+    two.wait_finished("hints")
+    before = two.asked()
+    two.hints.publish(queue, "hints", names)
+    wait_until(lambda: two.hints.waiting(queue) == 0, "late hints are taken", 10)
+    two.oracle("hints")
+    assert two.asked() == before
+    assert set(before.values()) >= {1}
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT, None])
+def test_a_second_signal_or_sigquit_is_faster_and_never_wrong(
+    two: Arena, second: signal.Signals | None
+) -> None:
+    """The grace is 15 s and no answer ends within it; nobody waits for that."""
+    run = f"second-{second.name.lower() if second else 'quit-alone'}"
+    two.begin(run, 60, batch_size=30)
+    worker = two.holder(run)
+    held = two.wait_kept(run, 10)
+    two.set_faults(hang=True)
+    batches = two.held_by(run, worker)
+    assert batches
+    began = time.monotonic()
+    worker.signal(signal.SIGTERM if second else signal.SIGQUIT)
+    if second:
+        wait_until(lambda: "draining" in worker.tail(), "it drains", 5)
+        worker.signal(second)
+    assert worker.process.wait(10) == 0
+    assert time.monotonic() - began < two.settings.drain_grace_s / 2
+    assert not two.held_by(run, worker)
+    assert not [p for p in worker.family() if p.status() != psutil.STATUS_ZOMBIE]
+    two.set_faults()
+    finish(two, run, 60, held)
