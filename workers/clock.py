@@ -43,12 +43,14 @@ class Clock:
         hints: Hints,
         generator: Generator,
         announce: Callable[[], None],
+        judge_canaries: Callable[[], None],
         close_runs: Callable[[], None],
         on_hung: Callable[[], None],
     ) -> None:
         self._settings = generator.settings
         self._hints, self._generator = hints, generator
-        self._announce, self._close_runs, self._on_hung = announce, close_runs, on_hung
+        self._announce, self._judge_canaries = announce, judge_canaries
+        self._close_runs, self._on_hung = close_runs, on_hung
         self._sweeper = Sweeper(ledger, hints, self._settings.lease_ttl_s)
         self._watch = ConsumerWatch(self._settings.consumer_patience_s)
         self._stop = threading.Event()
@@ -78,6 +80,7 @@ class Clock:
         self._generator.reclaim()
         self._sweeper.sweep(self._settings.sweep_s * 0.8)
         self._announce()
+        self._judge_canaries()
         self._close_runs()
         if self._consumer_hung():
             log.critical(

@@ -16,6 +16,7 @@ from dflashq.core.errors import DflashqError, EngineError, LedgerError, UsageErr
 from dflashq.engine.profiles import Profile
 from dflashq.engine.render import Renderer
 from dflashq.ledger import Hints, LeaseKeeper, Ledger
+from dflashq.operations.guard import judge_canaries
 from dflashq.operations.manifest import close_finished
 from dflashq.operations.sweep import hint_pending
 from dflashq.stages.generate import Generator
@@ -39,7 +40,8 @@ class Desk:
         self._hints = Hints(settings)
         self._keeper = LeaseKeeper(self._ledger, settings.lease_ttl_s)
         self.station = Station(
-            profile, Renderer(profile.model.path), LoopThread(), Keeping(self._ledger)
+            *(profile, Renderer(profile.model.path), LoopThread(), Keeping(self._ledger)),
+            settings.engine_api_key,
         )
         self.generator = Generator(
             settings, name, self.station, self._ledger, self._blobs, self._keeper
@@ -47,7 +49,9 @@ class Desk:
         self.on_engine_lost: Callable[[], None] = lambda: None
         self.on_consumer_hung: Callable[[], None] = lambda: None
         self._clock = Clock(
-            *(self._ledger, self._hints, self.generator, self._announce, self._close_runs),
+            *(self._ledger, self._hints, self.generator, self._announce),
+            judge_canaries=lambda: judge_canaries(self._ledger, self._blobs, self._hints),
+            close_runs=self._close_runs,
             on_hung=self._consumer_hung,
         )
         self._closed: dict[str, int] = {}
@@ -146,7 +150,7 @@ class Desk:
         return round((tokens - before) / max(now - then, 1e-3), 1)
 
     def _announce(self) -> None:
-        gate = self.station.gate
+        gate, vitals = self.station.gate, self.station.vitals
         row = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -161,6 +165,7 @@ class Desk:
             "waiting": gate.waiting,
             "closed": list(gate.reasons),
             "batches": [f"{a.lease.run}/{a.lease.batch}" for a in self.generator.active()],
+            **(vitals.row() if vitals is not None else {}),
         }
         self._ledger.announce(self.name, row)
 

@@ -53,6 +53,14 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     callback=_pairs,
     help="Sampling parameter in place of the profile's; may be repeated.",
 )
+@click.option(
+    "--guard",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_pairs,
+    help="When the run stops itself, in place of the profile's: canary, max_rejected, "
+    "min_median_tokens, window; may be repeated.",
+)
 @click.option("--thinking/--no-thinking", default=None, help="In place of the profile's own.")
 @click.option("--limit", type=click.IntRange(1), help="Stop behind this many prompts.")
 @click.option(
@@ -71,6 +79,7 @@ def enqueue(
     profile: str | None,
     batch_size: int,
     sampling: dict[str, str],
+    guard: dict[str, str],
     thinking: bool | None,
     limit: int | None,
     rejected_path: Path | None,
@@ -86,7 +95,9 @@ def enqueue(
     chosen = load_profile(
         session.settings.profile if profile is None else profile, session.settings
     )
-    spec = run_spec(chosen, sampling=sampling, thinking=thinking, batch_size=batch_size)
+    spec = run_spec(
+        chosen, sampling=sampling, guard=guard, thinking=thinking, batch_size=batch_size
+    )
     session.interrupted = READING
     with (
         Bars() as bars,
@@ -94,6 +105,7 @@ def enqueue(
             files,
             rejected_path=rejected_path or Path(f"rejected-{run}.jsonl"),
             batch_size=batch_size,
+            canary=spec.guard.canary,
             limit=limit,
             progress=lambda rows: bars("reading rows", rows, 0),
         ) as spool,

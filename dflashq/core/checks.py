@@ -13,11 +13,11 @@ REASONS = {
     "corrupt": "the ids are no answer of this model: forged stop, unknown id, wrong or inner end",
     "empty": "nothing but end tokens",
     "clamped": "cut off by the server before max_new_tokens: context or memory ran out",
-    "looping": "thinking or answer ends in one short piece repeated over and over",
+    "looping": "thinking or answer goes round in circles: a repeated piece, or few new n-grams",
     "bad_markup": "think or template tokens where none may be",
     "truncated": "max_new_tokens reached before the end",
     "no_answer": "thinking never closed, or nothing but whitespace after it",
-    "stub": "an answer shorter than the run's min_answer_tokens",
+    "stub": "an answer below min_answer_tokens, or one output that many prompts got",
     "refused_input": "the engine or the chat template refused the prompt",
     "too_long": "the prompt leaves no room for an answer in the context",
     "engine_crash": "the engine died each time this prompt was in flight",
@@ -157,7 +157,25 @@ def _looping(case: Case) -> str | None:
         if period:
             times = _repeats(part, period)
             return f"the {name} ends in a piece of {period} ids repeated {times} times"
+        share = distinct_share(part, case.checks)
+        if share < case.checks.ngram_min_distinct:
+            return (
+                f"of the last {case.checks.ngram_window} ids of the {name} only {share:.0%} of "
+                f"the {case.checks.ngram}-grams are different"
+            )
     return None
+
+
+def distinct_share(ids: list[int], checks: Checks) -> float:
+    """How many of the n-grams in the last `ngram_window` ids are different, 1 for a short text.
+
+    It finds the loops that `loop_period` does not: those that change a little each time.
+    """
+    if len(ids) < checks.ngram_window:
+        return 1.0
+    tail, size = ids[-checks.ngram_window :], checks.ngram
+    grams = {tuple(tail[n : n + size]) for n in range(len(tail) - size + 1)}
+    return len(grams) / (len(tail) - size + 1)
 
 
 def loop_period(ids: list[int], checks: Checks) -> int:

@@ -40,13 +40,36 @@ class Checks(_Frozen):
     """Thresholds of the verdicts (`core.checks`); units: tokens.
 
     A generation loops when its last `loop_window` ids, and at least `loop_min_repeats` periods,
-    repeat with a period of at most `loop_max_period`.
+    repeat with a period of at most `loop_max_period`; or when less than `ngram_min_distinct` of
+    the n-grams of `ngram` ids in its last `ngram_window` ids are different ones. A short output
+    (at most `repeat_max_tokens`) that `repeat_min` prompts of a batch get to the letter is a stub
+    (0: no such check).
     """
 
     min_answer_tokens: int = Field(1, ge=1)
+    repeat_max_tokens: int = Field(64, ge=1)
+    repeat_min: int = Field(5, ge=0)
+    ngram: int = Field(8, ge=1)
+    ngram_window: int = Field(2048, ge=64)
+    ngram_min_distinct: float = Field(0.2, ge=0, le=1)
     loop_window: int = Field(256, ge=2)
     loop_max_period: int = Field(64, ge=1)
     loop_min_repeats: int = Field(8, ge=2)
+
+
+class Guard(_Frozen):
+    """When a run stops itself. Shares are of prompts, lengths are of generated tokens.
+
+    The first `canary` prompts, drawn over all domains, go alone (0: no canary); the others wait
+    until no more than `max_rejected` of them are rejected and the accepted ones have a median of
+    at least `min_median_tokens`. Later the run is paused when more than `max_rejected` of the last
+    `window` prompts of a worker are rejected.
+    """
+
+    canary: int = Field(48, ge=0, le=48)
+    max_rejected: float = Field(0.3, ge=0, le=1)
+    min_median_tokens: int = Field(16, ge=0)
+    window: int = Field(200, ge=10)
 
 
 class RunSpec(_Frozen):
@@ -62,6 +85,7 @@ class RunSpec(_Frozen):
     thinking: bool = True
     sampling: Sampling = Sampling()
     checks: Checks = Checks()
+    guard: Guard = Guard()
     batch_size: int = Field(1000, ge=1, le=1000)
 
 

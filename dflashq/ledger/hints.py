@@ -39,13 +39,21 @@ class Hints:
             task_default_priority=NORMAL,
         )
 
-    def publish(self, queue: str, run: str, batches: list[str], *, urgent: bool = False) -> None:
+    def publish(
+        self,
+        queue: str,
+        run: str,
+        batches: list[str],
+        *,
+        urgent: bool = False,
+        task: str = keys.GENERATE_TASK,
+    ) -> None:
         """One message a batch; recovered batches are urgent and overtake the others."""
         try:
             with self._app.producer_pool.acquire(block=True) as producer:
                 for batch in batches:
                     self._app.send_task(
-                        keys.GENERATE_TASK,
+                        task,
                         args=[run, batch],
                         queue=queue,
                         priority=URGENT if urgent else NORMAL,

@@ -54,28 +54,45 @@ class LeaseKeeper:
             return list(self._held)
 
     def _beat(self) -> None:
-        # Renewing is one script a run, so the same call serves as the look at the run's state.
-        while not self._stop.wait(min(1.0, self._ttl_s / 3)):
+        # A renewal is a write, which Redis brings to disk; a look at the state costs it nothing.
+        pause, renewed = min(1.0, self._ttl_s / 3), float("-inf")
+        while not self._stop.wait(pause):
             by_run: dict[str, list[Lease]] = {}
             for lease in self.held():
                 by_run.setdefault(lease.run, []).append(lease)
-            for run, leases in by_run.items():
-                self._guarded(run, leases)
+            now = time.monotonic()
+            if now - renewed < self._ttl_s / 3 - pause / 2:
+                beats = [self._guarded(self._look, run, mine) for run, mine in by_run.items()]
+            else:
+                beats = [self._guarded(self._renew, run, mine) for run, mine in by_run.items()]
+                # What was not heard of is tried again at the next beat.
+                renewed = now if all(beats) else renewed
 
-    def _guarded(self, run: str, leases: list[Lease]) -> None:
-        """A heartbeat that ends takes every lease of the worker with it: nothing may end it."""
+    def _guarded(
+        self, beat: Callable[[str, list[Lease]], None], run: str, leases: list[Lease]
+    ) -> bool:
+        """False when the ledger did not answer. Nothing may end the heartbeat: it would take every
+        lease of the worker with it.
+        """
         try:
-            self._renew(run, leases)
-        except Exception:
-            log.exception("heartbeat hit a bug, it goes on: run=%s leases=%d", run, len(leases))
-
-    def _renew(self, run: str, leases: list[Lease]) -> None:
-        try:
-            state, held = self._ledger.renew(run, leases, self._ttl_s)
+            beat(run, leases)
         except LedgerError as exc:
             log.warning("heartbeat failed: run=%s leases=%d: %s", run, len(leases), exc)
-            return
+            return False
+        except Exception:
+            log.exception("heartbeat hit a bug, it goes on: run=%s leases=%d", run, len(leases))
+            return False
         self.last_answer = time.monotonic()
+        return True
+
+    def _look(self, run: str, leases: list[Lease]) -> None:
+        state = self._ledger.state(run)
+        if state != "active":
+            for lease in leases:
+                self._lose(lease, state)
+
+    def _renew(self, run: str, leases: list[Lease]) -> None:
+        state, held = self._ledger.renew(run, leases, self._ttl_s)
         for lease, mine in zip(leases, held, strict=True):
             if not mine:
                 self._lose(lease, "unknown" if state == "unknown" else "fenced")

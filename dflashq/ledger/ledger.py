@@ -60,9 +60,16 @@ class Ledger:
 
     # --- a run and its batches
 
-    def register(self, run: str, fingerprint: str, queue: str, prompts: int, batches: int) -> str:
-        """Make a run known; returns the fingerprint on record, another one if the name is taken."""
-        on_record = self._call("register", run, fingerprint, queue, prompts, batches).decode()
+    def register(
+        self, run: str, fingerprint: str, queue: str, prompts: int, batches: int, canary: str = ""
+    ) -> str:
+        """Make a run known; returns the fingerprint on record, another one if the name is taken.
+
+        All other batches wait for the `canary` batch until `release_canary`.
+        """
+        on_record = self._call(
+            "register", run, fingerprint, queue, prompts, batches, canary
+        ).decode()
         if on_record == fingerprint:
             with self._translated(f"registering run {run}"):
                 self._redis.hset(keys.RUNS, run, queue)
@@ -81,6 +88,16 @@ class Ledger:
         if now == "unknown":
             raise UnknownRunError(f"no run named {run!r} is known to the ledger: dflashq status")
         return now
+
+    def release_canary(self, run: str, tolerated: float | None = None) -> None:
+        """Let the other batches go; `tolerated` is the share of rejections accepted by a person."""
+        self._call("release_canary", run, "" if tolerated is None else repr(tolerated))
+
+    def tolerated(self, run: str) -> float:
+        """The share of rejected prompts that somebody accepted for this run; 0 when nobody did."""
+        with self._translated(f"reading the tolerance of run {run}"):
+            value = self._redis.hget(keys.redis_run(run, "run"), "tolerated")
+        return float(value) if value else 0.0
 
     def revive(self, run: str, reason: str) -> list[str]:
         """Dead batches are pending again with all their attempts; returns their names."""
@@ -273,6 +290,19 @@ class Ledger:
                 keys.redis_run(run, "pending"), 0, limit - 1 if limit > 0 else -1
             )
         return [name.decode() for name in names]
+
+    def waits_for(self, run: str) -> str:
+        """The canary batch that the others wait for; empty once it has passed."""
+        with self._translated(f"reading the canary of run {run}"):
+            value = self._redis.hget(keys.redis_run(run, "run"), "waits_for")
+        return value.decode() if value else ""
+
+    def claimable(self, run: str) -> list[str]:
+        """The pending batches that may be claimed now: all, the canary alone, or none (paused)."""
+        if self.state(run) != "active":
+            return []
+        pending, canary = self.pending(run), self.waits_for(run)
+        return [batch for batch in pending if batch == canary] if canary else pending
 
     def done(self, run: str) -> dict[str, ObjectRef]:
         """The done-set."""

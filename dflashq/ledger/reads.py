@@ -80,6 +80,7 @@ def run_status(client: Any, run: str) -> RunStatus | None:
         dead=_text(dead),
         kept_bytes=int(row["kept_bytes"]),
         counters={name: int(n) for name, n in _text(counters).items()},
+        waits_for=row.get("waits_for", ""),
     )
 
 

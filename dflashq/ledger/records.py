@@ -20,7 +20,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lease, or why there is none: unknown, paused, cancelled, idle, taken, done."""
+    """A lease, or why there is none: unknown, paused, cancelled, idle, taken, done, canary."""
 
     lease: Lease | None
     why: str = ""
@@ -54,7 +54,10 @@ class BatchStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The counts of a run; `counters` cover the done batches, `kept` the unfinished ones."""
+    """The counts of a run; `counters` cover the done batches, `kept` the unfinished ones.
+
+    `waits_for` is the canary batch while the others wait for it.
+    """
 
     name: str
     state: str
@@ -71,6 +74,7 @@ class RunStatus:
     dead: dict[str, str]
     kept_bytes: int
     counters: dict[str, int]
+    waits_for: str = ""
 
     @property
     def finished(self) -> bool:

@@ -16,9 +16,16 @@ def pause(ledger: Ledger, blobs: Blobs, run: str, reason: str) -> str:
     return _change(ledger, blobs, run, PAUSED, reason)
 
 
-def resume(ledger: Ledger, blobs: Blobs, hints: Hints, run: str) -> str:
-    """Go on where the run was; its pending batches are hinted again."""
-    state = _change(ledger, blobs, run, ACTIVE, "")
+def resume(ledger: Ledger, blobs: Blobs, hints: Hints, run: str, *, accept: bool = False) -> str:
+    """Go on where the run was; its pending batches are hinted again.
+
+    `accept` takes the results as they are: the canary counts as passed, and any share of
+    rejections is tolerated from now on. It is recorded in the run's state on S3.
+    """
+    if accept:
+        ledger.release_canary(run, tolerated=1.0)
+    reason = "resumed; its rejections were accepted by a person" if accept else ""
+    state = _change(ledger, blobs, run, ACTIVE, reason)
     hint_pending(ledger, hints, ledger.status(run).queue)
     return state
 

@@ -70,6 +70,11 @@ def _record(run: str, batch: SpooledBatch) -> BatchRecord:
     return BatchRecord(batch.name, key, batch.sha256, batch.prompts, batch.first, batch.last)
 
 
+def canary_of(record: RunRecord) -> str:
+    """The batch that the others wait for; empty when the run has no canary."""
+    return record.batches[0].name if record.spec.guard.canary else ""
+
+
 def refuse_other_spec(on_record: RunRecord, asked: RunRecord) -> None:
     """SpecMismatchError when the name is taken by a run that is not this one."""
     if on_record.fingerprint != asked.fingerprint:
@@ -126,7 +131,8 @@ def _fill(
     """Make the run known to the ledger and hint its batches."""
     queue, forgotten = record.spec.queue, ledger.state(record.name) == "unknown"
     known = ledger.register(
-        record.name, record.fingerprint, queue, record.prompts, len(record.batches)
+        *(record.name, record.fingerprint, queue, record.prompts, len(record.batches)),
+        canary=canary_of(record),
     )
     if known != record.fingerprint:
         raise ConflictError(

@@ -13,6 +13,7 @@ from dflashq.core import codec, keys
 from dflashq.core.errors import BlobMissingError, ConflictError
 from dflashq.core.model import BatchRecord, ObjectRef, RunRecord, counters
 from dflashq.ledger import Hints, Ledger
+from dflashq.operations.enqueue import canary_of
 from dflashq.operations.sweep import hint_pending
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ def reconcile(
 def _restore(ledger: Ledger, blobs: Blobs, record: RunRecord) -> str:
     """Make the run known with its state; returns the state that now holds."""
     on_record = ledger.register(
-        record.name, record.fingerprint, record.spec.queue, record.prompts, len(record.batches)
+        *(record.name, record.fingerprint, record.spec.queue),
+        *(record.prompts, len(record.batches)),
+        canary=canary_of(record),
     )
     if on_record != record.fingerprint:
         raise ConflictError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dflashq.core.errors import UsageError
-from dflashq.core.model import RunSpec, Sampling
+from dflashq.core.model import RunSpec
 from dflashq.engine.profiles import Profile
+
+Part = TypeVar("Part", bound=BaseModel)
 
 
 def run_spec(
@@ -17,10 +20,11 @@ def run_spec(
     sampling: Mapping[str, str] = {},
     thinking: bool | None = None,
     batch_size: int = 1000,
+    guard: Mapping[str, str] = {},
 ) -> RunSpec:
-    """The profile's model, queue and sampling; `sampling` overlays it by name, values as text.
+    """The profile's model, queue, sampling and guard; `sampling` and `guard` overlay them by name.
 
-    UsageError names each sampling parameter that is unknown or out of range.
+    Values are text. UsageError names each parameter that is unknown or out of range.
     """
     model = profile.model
     return RunSpec(
@@ -28,20 +32,21 @@ def run_spec(
         revision=model.revision,
         queue=profile.queue,
         thinking=model.thinking if thinking is None else thinking,
-        sampling=_overlaid(profile.sampling, sampling),
+        sampling=_overlaid(profile.sampling, sampling, "sampling"),
+        guard=_overlaid(profile.guard, guard, "guard"),
         batch_size=batch_size,
     )
 
 
-def _overlaid(default: Sampling, asked: Mapping[str, str]) -> Sampling:
+def _overlaid(default: Part, asked: Mapping[str, str], what: str) -> Part:
     try:
-        return Sampling.model_validate({**default.model_dump(), **asked})
+        return type(default).model_validate({**default.model_dump(), **asked})
     except ValidationError as exc:
         rows = "; ".join(
             f"{'.'.join(map(str, e['loc']))}={e['input']}: {_words(e)}" for e in exc.errors()
         )
-        known = ", ".join(Sampling.model_fields)
-        raise UsageError(f"sampling is wrong: {rows}. There are: {known}.") from None
+        known = ", ".join(type(default).model_fields)
+        raise UsageError(f"{what} is wrong: {rows}. There are: {known}.") from None
 
 
 def _words(error: object) -> str:

@@ -20,6 +20,7 @@ from dflashq.core.errors import InputError
 from dflashq.core.keys import batch_name
 from dflashq.core.prompts import ACCEPT, BLANK_LINE, REJECT, SKIP
 from dflashq.core.seen import SeenIds
+from dflashq.operations.canary import CanaryDraw
 from dflashq.operations.reading import Row, read_prompts
 
 TELL_EVERY = 1000
@@ -64,21 +65,21 @@ def spooled(
     *,
     rejected_path: Path,
     batch_size: int = 1000,
-    first_batch: int | None = None,
+    canary: int = 0,
     limit: int | None = None,
     folder: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Spool]:
     """Reads `files` in order into a temporary folder (under `folder`) that goes with the context.
 
-    `first_batch` makes the first batch smaller; reading stops behind `limit` prompts;
-    `progress(rows)` is called every `TELL_EVERY` rows. Constant memory; blocks on the disk.
-    Rejected rows go to `rejected_path` ({file, line, why, detail, and raw or raw_base64}), also
-    when this raises. Raises InputError when a file cannot be read or has no usable row; nothing
-    is left in the temporary folder. Safe to repeat.
+    The first `canary` prompts are drawn over all domains into a batch of their own; reading stops
+    behind `limit` prompts; `progress(rows)` is called every `TELL_EVERY` rows. Constant memory;
+    blocks on the disk. Rejected rows go to `rejected_path` ({file, line, why, detail, and raw or
+    raw_base64}), also when this raises. Raises InputError when a file cannot be read or has no
+    usable row; nothing is left in the temporary folder. Safe to repeat.
     """
     with tempfile.TemporaryDirectory(prefix="dflashq-spool-", dir=folder) as name:
-        writer = _Writer(Path(name), batch_size, first_batch or batch_size)
+        writer = _Writer(Path(name), batch_size, min(canary, batch_size))
         try:
             with writer:
                 _read_all(files, writer, limit, progress)
@@ -121,9 +122,10 @@ def _read_all(
 class _Writer:
     """Writes rows into batches, and what was not plainly accepted beside them."""
 
-    def __init__(self, folder: Path, batch_size: int, first_batch: int) -> None:
+    def __init__(self, folder: Path, batch_size: int, canary: int) -> None:
         self._folder = folder
-        self._batch_size, self._room = batch_size, first_batch
+        self._batch_size, self._next_index = batch_size, canary
+        self._draw = CanaryDraw(canary)
         self._lines: list[bytes] = []
         self._hash = hashlib.sha256()
         self._rejected_temp = folder / "rejected.jsonl"
@@ -137,8 +139,21 @@ class _Writer:
     def __exit__(self, *exc: object) -> None:
         self._records.close()
         self._rejected.close()
-        if self._lines and exc[0] is None:
+        if exc[0] is None:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The held rows find their places: the canary in front, the others behind."""
+        drawn, rest = self._draw.drawn()
+        for row in rest:
+            self._append(row)
+        if self._lines:
             self._close_batch()
+        lines = [encode_line({"index": index, **row}) for index, row in enumerate(drawn)]
+        if lines:
+            text = b"".join(lines)
+            self.spool.batches.insert(0, self._written(0, text, len(lines), len(lines) - 1))
+            self._hash = hashlib.sha256(hashlib.sha256(text).digest() + self._hash.digest())
         self.spool.prompts_sha256 = self._hash.hexdigest()
 
     def add(self, file: str, row: Row) -> None:
@@ -149,11 +164,15 @@ class _Writer:
             self._record(file, row)
         if outcome.row is None:
             return
-        prompt = {"index": spool.prompts, **outcome.row}
         spool.prompts += 1
-        spool.domains[prompt.get("domain", "")] += 1
-        self._lines.append(encode_line(prompt))
-        if len(self._lines) >= self._room:
+        spool.domains[outcome.row.get("domain", "")] += 1
+        if not self._draw.hold(outcome.row):
+            self._append(outcome.row)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        self._lines.append(encode_line({"index": self._next_index, **row}))
+        self._next_index += 1
+        if len(self._lines) >= self._batch_size:
             self._close_batch()
 
     def skip(self, file: str, line: int) -> None:
@@ -176,14 +195,17 @@ class _Writer:
     def _close_batch(self) -> None:
         text = b"".join(self._lines)
         self._hash.update(text)
-        body = compress(text)
-        batches, prompts = self.spool.batches, len(self._lines)
-        name = batch_name(len(batches))
+        number = len(self.spool.batches) + self._draw.takes_a_batch
+        last = self._next_index - 1
+        self.spool.batches.append(self._written(number, text, len(self._lines), last))
+        self._lines = []
+
+    def _written(self, number: int, text: bytes, prompts: int, last: int) -> SpooledBatch:
+        """One batch on disk."""
+        body, name = compress(text), batch_name(number)
         path = self._folder / f"{name}.jsonl.zst"
         path.write_bytes(body)
-        last = self.spool.prompts - 1
-        batches.append(SpooledBatch(name, path, sha256(body), prompts, last - prompts + 1, last))
-        self._lines, self._room = [], self._batch_size
+        return SpooledBatch(name, path, sha256(body), prompts, last - prompts + 1, last)
 
     def hand_over_rejected(self, path: Path) -> None:
         """Moves the rejected rows to where the user finds them; leaves no empty file."""

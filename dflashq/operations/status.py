@@ -75,6 +75,7 @@ class RunView:
     working: int
     tokens_per_s: float
     left_s: float | None
+    waits_for: str = ""
     sentence: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -142,6 +143,7 @@ def run_view(
         working=len(mine),
         tokens_per_s=round(per_s, 1),
         left_s=left_s(settled, status.prompts, tokens, per_s),
+        waits_for=status.waits_for,
     )
     return _with_sentence(view, sum(1 for w in workers if w.alive))
 
@@ -168,11 +170,20 @@ def _how_it_goes(view: RunView, alive: int) -> str:
         return said if view.dead else f"{said}; proof: dflashq verify {view.name}"
     if view.state == "paused":
         return f"{done}, paused{why}: dflashq resume {view.name}"
+    return f"{done}, {_at_work(view, alive)}"
+
+
+def _at_work(view: RunView, alive: int) -> str:
     if not alive:
-        return f"{done}, no worker is up: start one with celery -A workers worker"
+        return "no worker is up: start one with celery -A workers worker"
     if not view.working:
-        return f"{done}, none of the {counted(alive, 'worker')} that are up works on it yet"
-    speed = f"{done}, {counted(view.working, 'worker')} at {view.tokens_per_s:,.0f} tokens/s"
+        return f"none of the {counted(alive, 'worker')} that are up works on it yet"
+    if view.waits_for:
+        return (
+            f"the canary ({view.waits_for}) is at work and {view.pending:,} others wait "
+            "until it has passed"
+        )
+    speed = f"{counted(view.working, 'worker')} at {view.tokens_per_s:,.0f} tokens/s"
     left = "" if view.left_s is None else f", about {in_words(view.left_s)} left"
     return speed + left
 

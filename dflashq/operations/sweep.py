@@ -22,15 +22,15 @@ class Swept:
 
 
 def hint_pending(ledger: Ledger, hints: Hints, queue: str) -> int:
-    """Top the queue up to the number of pending batches of its active runs; returns how many.
+    """Top the queue up to the number of batches that may be claimed now; returns how many.
 
     Hints are counted, not tracked: a swallowed one is missing from the count and comes again, a
     doubled one finds nothing to claim. Blocks; safe to repeat.
     """
     pending = {
-        run: ledger.pending(run)
+        run: ledger.claimable(run)
         for run, its_queue in sorted(ledger.runs().items())
-        if its_queue == queue and ledger.state(run) == "active"
+        if its_queue == queue
     }
     missing = sum(map(len, pending.values())) - hints.waiting(queue)
     published = 0

@@ -8,14 +8,17 @@ import logging
 from dflashq.blobs import commits, runs
 from dflashq.blobs.s3 import Blobs
 from dflashq.core.errors import EngineError
+from dflashq.core.guard import Judged
 from dflashq.core.model import Generation, ObjectRef, Prompt, RunRecord, Verdict
 from dflashq.ledger import Kept, Ledger
 from dflashq.ledger.ledger import KeptEntry, generation_entry, verdict_entry
-from dflashq.stages.answering import Answering, Settled
+from dflashq.stages.answering import Answering
 from dflashq.stages.attempt import Attempt
+from dflashq.stages.breaker import Breaker
 from dflashq.stages.commit import Committer
 from dflashq.stages.records import Records
 from dflashq.stages.salvage import Salvage
+from dflashq.stages.settled import Settled, reject_repeated
 from dflashq.stages.station import Station
 from dflashq.stages.strikes import Strikes
 
@@ -33,8 +36,10 @@ class BatchWork:
         blobs: Blobs,
         records: Records,
         salvage: Salvage,
+        breaker: Breaker,
     ) -> None:
         self._attempt, self._station, self._salvage = attempt, station, salvage
+        self._breaker = breaker
         self._ledger, self._blobs, self._records = ledger, blobs, records
 
     def run(self) -> ObjectRef:
@@ -57,13 +62,17 @@ class BatchWork:
         ):
             return committer.adopt({prompt.index for prompt in prompts})
         attempt.number = attempt.patiently(lambda: self._ledger.begin(lease), "beginning")
+        attempt.patiently(
+            lambda: self._breaker.begin(lease.run, record.spec.guard), "reading the tolerance"
+        )
         if again := attempt.patiently(
             lambda: self._salvage.keep_again(self._ledger, lease), "keeping salvaged work again"
         ):
             log.info("kept again: run=%s batch=%s entries=%d", lease.run, lease.batch, again)
         kept = attempt.patiently(lambda: self._ledger.kept(lease), "reading kept work")
         attempt.entries.update(kept.entries)
-        return committer.commit(self._settle(record, prompts, kept))
+        settled = self._settle(record, prompts, kept)
+        return committer.commit(reject_repeated(settled, record.spec.checks))
 
     def _settle(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> list[Settled]:
         attempt, station = self._attempt, self._station
@@ -106,7 +115,7 @@ class BatchWork:
             turns.setdefault(index, {})[turn] = generation
         answers = await asyncio.gather(
             *(
-                answering.settle(p, turns.get(p.index, {}), kept.verdicts.get(p.index))
+                self._settle_one(answering, p, turns.get(p.index, {}), kept.verdicts.get(p.index))
                 for p in prompts
             ),
             # One prompt's failure must not throw away what the others have in flight.
@@ -119,6 +128,22 @@ class BatchWork:
                 f"{len(faults)} of {len(prompts)} prompts failed, the others are kept; "
                 f"the first: {faults[0]}"
             ) from faults[0]
+        return settled
+
+    async def _settle_one(
+        self,
+        answering: Answering,
+        prompt: Prompt,
+        kept: dict[int, Generation],
+        verdict: Verdict | None,
+    ) -> Settled:
+        settled = await answering.settle(prompt, kept, verdict)
+        # What was kept has been counted when it was generated.
+        if verdict is None and settled.counts["generations"] > len(kept):
+            lease = self._attempt.lease
+            key = f"{lease.batch} index {settled.index}"
+            tokens = settled.counts["output_tokens"]
+            self._breaker.note(lease.run, Judged(key, settled.reason, tokens))
         return settled
 
     def _keep(self, index: int, turn: int, generation: Generation) -> None:

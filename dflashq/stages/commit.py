@@ -11,8 +11,8 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec
 from dflashq.core.model import ObjectRef, counters
 from dflashq.ledger import Ledger
-from dflashq.stages.answering import Settled
 from dflashq.stages.attempt import Attempt
+from dflashq.stages.settled import Settled
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from dflashq.core.errors import (
 from dflashq.ledger import Lease, LeaseKeeper, Ledger
 from dflashq.stages.attempt import DRAIN, Attempt, StoppedError
 from dflashq.stages.batch import BatchWork
+from dflashq.stages.breaker import Breaker
 from dflashq.stages.records import Records
 from dflashq.stages.salvage import Salvage
 from dflashq.stages.station import Station
@@ -49,6 +50,7 @@ class Generator:
         self._worker, self._station = worker, station
         self._ledger, self._blobs, self._keeper = ledger, blobs, keeper
         self._records, self._salvage = Records(blobs), Salvage()
+        self._breaker = Breaker(ledger, blobs)
         self._orders = itertools.count()
         self._active: set[Attempt] = set()
         self._changed = threading.Condition()
@@ -164,7 +166,8 @@ class Generator:
     def _outcome(self, attempt: Attempt) -> str:
         where = f"{attempt.lease.run}/{attempt.lease.batch}"
         work = BatchWork(
-            *(attempt, self._station, self._ledger, self._blobs, self._records, self._salvage)
+            *(attempt, self._station, self._ledger, self._blobs, self._records, self._salvage),
+            breaker=self._breaker,
         )
         try:
             ref = work.run()

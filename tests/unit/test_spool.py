@@ -9,10 +9,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dflashq.core.codec import decode_rows, decompress, sha256
 from dflashq.core.errors import InputError
@@ -78,16 +82,51 @@ def test_the_hash_of_the_prompts_does_not_know_the_batches(tmp_path: Path) -> No
         assert spool.prompts_sha256 not in hashes
 
 
-def test_a_small_first_batch_and_a_limit(tmp_path: Path) -> None:
+def test_a_limit_stops_the_reading(tmp_path: Path) -> None:
     files = [write(tmp_path / "a", 20), GOLDEN / "empty.jsonl"]
-    with spooled(
-        files, rejected_path=tmp_path / "r", batch_size=5, first_batch=2, limit=8
-    ) as spool:
-        assert [(b.prompts, b.first, b.last) for b in spool.batches] == [
-            (2, 0, 1),
-            (5, 2, 6),
-            (1, 7, 7),
+    with spooled(files, rejected_path=tmp_path / "r", batch_size=5, limit=8) as spool:
+        assert [(b.prompts, b.first, b.last) for b in spool.batches] == [(5, 0, 4), (3, 5, 7)]
+
+
+def domains_file(path: Path, domains: str) -> Path:
+    rows = ({"id": str(n), "prompt": f"q{n}", "domain": d} for n, d in enumerate(domains))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_batches(spool: Spool) -> list[list[dict[str, object]]]:
+    return [list(decode_rows(batch.path.read_bytes())) for batch in spool.batches]
+
+
+def test_the_canary_is_drawn_over_all_domains_and_comes_first(tmp_path: Path) -> None:
+    file = domains_file(tmp_path / "d", "a" * 30 + "b" * 5 + "c")
+    with spooled([file], rejected_path=tmp_path / "r", batch_size=10, canary=6) as spool:
+        canary, *others = read_batches(spool)
+        assert Counter(row["domain"] for row in canary) == {"a": 3, "b": 2, "c": 1}
+        assert [batch.name for batch in spool.batches] == [
+            f"batch-{number:06d}" for number in range(4)
         ]
+        assert [(b.first, b.last) for b in spool.batches] == [(0, 5), (6, 15), (16, 25), (26, 35)]
+        rows = [row for batch in (canary, *others) for row in batch]
+        assert [row["index"] for row in rows] == list(range(36))
+        assert sorted(int(str(row["id"])) for row in rows) == list(range(36))
+
+
+@given(st.text("abcd", min_size=1, max_size=60), st.integers(1, 12), st.integers(1, 12))
+def test_a_canary_loses_and_doubles_nothing(domains: str, canary: int, batch_size: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = domains_file(folder / "d", domains)
+        with spooled(
+            [file], rejected_path=folder / "r", batch_size=batch_size, canary=canary
+        ) as spool:
+            batches = read_batches(spool)
+            rows = [row for batch in batches for row in batch]
+            assert [row["index"] for row in rows] == list(range(len(domains)))
+            assert sorted(int(str(row["id"])) for row in rows) == list(range(len(domains)))
+            assert len(batches[0]) == min(canary, batch_size, len(domains))
+            firsts = {row["domain"] for row in batches[0]}
+            assert len(firsts) == min(len(set(domains)), len(batches[0]))
 
 
 def test_what_was_not_plainly_accepted_is_on_record(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@
 -- allow-oom: what fills Redis is freed only by whoever may claim and complete.
 -- args: batch or '', worker, nonce, ttl ms, 1 for the named batch or none
 -- result: {'leased', batch, fence, attempts so far} or
---         {'none', why}: unknown, paused, cancelled, idle (nothing is pending), taken, done
+--         {'none', why}: unknown, paused, cancelled, idle (nothing is pending), taken, done,
+--         canary (all others wait for it, and somebody has it)
 local batch, worker, nonce, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local state = redis.call('HGET', RUN, 'state')
 if not state then return { 'none', 'unknown' } end
@@ -16,6 +17,11 @@ for _, held in ipairs(redis.call('ZRANGE', LEASED, 0, -1)) do
   end
 end
 if state ~= 'active' then return { 'none', state } end
+local canary = redis.call('HGET', RUN, 'waits_for')
+if canary and canary ~= '' then
+  if not redis.call('ZSCORE', PENDING, canary) then return { 'none', 'canary' } end
+  batch = canary
+end
 if batch == '' or not redis.call('ZSCORE', PENDING, batch) then
   if ARGV[5] == '1' then
     return { 'none', redis.call('HEXISTS', DONE, batch) == 1 and 'done' or 'taken' }

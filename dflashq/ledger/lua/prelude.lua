@@ -1,5 +1,6 @@
 -- Shared by every script. The keys of a run, always in this order (all carry the tag {run}):
 --   1 run       hash    fingerprint queue state reason prompts batches fence kept_bytes
+--                       waits_for (the canary batch, '' once it has passed) tolerated (a share)
 --   2 pending   zset    batch -> order (oldest first)
 --   3 leased    zset    batch -> end of the lease, server ms
 --   4 leases    hash    batch -> fence; batch:worker, batch:begun

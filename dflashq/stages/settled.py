@@ -1,0 +1,60 @@
+"""Settled prompts: encoded rows with their verdicts, and the rule that looks at a whole batch."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from dflashq.core import codec
+from dflashq.core.model import Checks, Generation, Verdict
+from dflashq.core.sample import rejected_row
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A prompt that has its verdict: the encoded row and what it counts.
+
+    The row is kept encoded: a batch of long answers as Python integers would fill the memory.
+    `outputs` are the short generations, whole, to be compared with those of other prompts.
+    """
+
+    index: int
+    reason: str | None
+    line: bytes = field(repr=False)
+    counts: dict[str, int]
+    outputs: tuple[tuple[int, ...], ...] = ()
+
+
+def short_outputs(generations: list[Generation], checks: Checks) -> tuple[tuple[int, ...], ...]:
+    """The generations that are short enough to be a stub that many prompts get."""
+    if not checks.repeat_min:
+        return ()
+    return tuple(
+        tuple(generation.output_ids)
+        for generation in generations
+        if len(generation.output_ids) <= checks.repeat_max_tokens
+    )
+
+
+def reject_repeated(settled: list[Settled], checks: Checks) -> list[Settled]:
+    """Reject as stubs the prompts whose thinking and answer many others got to the letter.
+
+    Thinking about different prompts never comes out the same: an engine or a template that gives
+    one short output to many is broken, though each looks like an answer.
+    """
+    prompts_with = Counter(output for one in settled for output in set(one.outputs))
+    return [_judged_again(one, prompts_with, checks) for one in settled]
+
+
+def _judged_again(one: Settled, prompts_with: Counter[tuple[int, ...]], checks: Checks) -> Settled:
+    most = max((prompts_with[output] for output in one.outputs), default=0)
+    if one.reason is not None or not checks.repeat_min or most < checks.repeat_min:
+        return one
+    verdict = Verdict(
+        "stub",
+        f"{most} prompts of this batch got the same output of at most "
+        f"{checks.repeat_max_tokens} ids, to the letter",
+    )
+    row = rejected_row(json.loads(one.line), verdict)
+    return replace(one, reason=verdict.reason, line=codec.encode_line(row))

@@ -1,0 +1,89 @@
+"""A run that goes bad stops itself, with a sentence, before much is spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflashq.config import Settings
+from dflashq.core.model import Guard
+from dflashq.operations import control
+from tests.emulated import emulated_profile
+from tests.fleet.fleet import Fleet, prompts_file, requests, wait_until
+
+pytestmark = pytest.mark.fleet
+
+
+@pytest.fixture
+def fast(settings: Settings) -> Settings:
+    return settings.model_copy(update={"lease_ttl_s": 3.0, "sweep_s": 0.3, "drain_grace_s": 1.0})
+
+
+def test_an_engine_that_returns_stubs_costs_a_canary_and_no_more(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    """87 % stubs: the disaster behind this product. A person may still take it as it is."""
+    stats = tmp_path / "stats.jsonl"
+    profile = emulated_profile(
+        tmp_path,
+        model_dir=tiny_model,
+        lengths="fixed:60",
+        stats_file=stats,
+        faults={"stub": 0.87},
+    )
+    with Fleet(fast, profile, tmp_path) as fleet:
+        fleet.enqueue(
+            "stubs", prompts_file(tmp_path / "p.jsonl", 400), batch_size=50, guard=Guard()
+        )
+        fleet.start("w0")
+        wait_until(lambda: fleet.ledger.state("stubs") == "paused", "the run pauses itself")
+        assert sum(requests(stats).values()) <= 50
+        status = fleet.ledger.status("stubs")
+        assert status.done == 1
+        for words in ("canary", "no_answer", "%", "index ", "resume stubs --accept"):
+            assert words in status.reason
+        assert fleet.hints.waiting(fleet.profile.queue) == 0
+        control.resume(fleet.ledger, fleet.blobs, fleet.hints, "stubs")
+        wait_until(lambda: fleet.ledger.state("stubs") == "paused", "it pauses again")
+        assert sum(requests(stats).values()) <= 50
+        control.resume(fleet.ledger, fleet.blobs, fleet.hints, "stubs", accept=True)
+        fleet.wait_finished("stubs")
+        report = fleet.oracle("stubs")
+        assert report.rejected["no_answer"] > 300
+
+
+def test_a_run_that_goes_bad_later_is_paused_by_its_window(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    profile = emulated_profile(
+        tmp_path,
+        model_dir=tiny_model,
+        lengths="fixed:60",
+        faults={"truncated": 0.5},
+        sampling={"max_new_tokens": 200},
+    )
+    guard = Guard(canary=0, max_rejected=0.2, window=50)
+    with Fleet(fast, profile, tmp_path) as fleet:
+        fleet.enqueue("late", prompts_file(tmp_path / "p.jsonl", 600), batch_size=100, guard=guard)
+        fleet.start("w0")
+        wait_until(lambda: fleet.ledger.state("late") == "paused", "the run pauses itself")
+        reason = fleet.ledger.status("late").reason
+        for words in ("rejected, at most 20%", "truncated", "index ", "--accept"):
+            assert words in reason
+        control.resume(fleet.ledger, fleet.blobs, fleet.hints, "late", accept=True)
+        fleet.wait_finished("late")
+        fleet.oracle("late")
+
+
+def test_a_good_canary_lets_the_others_go(fast: Settings, tmp_path: Path, tiny_model: Path) -> None:
+    profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:60", token_ms=2)
+    with Fleet(fast, profile, tmp_path) as fleet:
+        fleet.enqueue("good", prompts_file(tmp_path / "p.jsonl", 200), batch_size=50, guard=Guard())
+        assert fleet.ledger.status("good").waits_for == "batch-000000"
+        assert fleet.hints.waiting(fleet.profile.queue) == 1
+        fleet.start("w0")
+        fleet.wait_finished("good")
+        report = fleet.oracle("good")
+        assert report.accepted == 200
+        assert fleet.ledger.waits_for("good") == ""

@@ -1,0 +1,87 @@
+"""A worker that cannot go on says so by its exit code, and hands its batches back first."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from celery import Celery
+
+from dflashq.config import Settings
+from tests.emulated import emulated_profile
+from tests.fleet.fleet import Fleet, kept, prompts_file, wait_until
+
+pytestmark = pytest.mark.fleet
+
+
+@pytest.fixture
+def fast(settings: Settings) -> Settings:
+    return settings.model_copy(update={"lease_ttl_s": 3.0, "sweep_s": 0.3, "drain_grace_s": 1.0})
+
+
+def test_an_engine_that_dies_too_often_ends_the_worker_with_70(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    budget = fast.model_copy(update={"engine_restarts": 1})
+    profile = emulated_profile(
+        tmp_path, model_dir=tiny_model, lengths="fixed:400", token_ms=10, slots=4
+    )
+    with Fleet(budget, profile, tmp_path) as fleet:
+        fleet.enqueue("lost", prompts_file(tmp_path / "p.jsonl", 40), batch_size=40)
+        worker = fleet.start("w0")
+        for deaths in (1, 2):
+            wait_until(lambda: bool(engines(worker.process.pid)), "an engine runs")
+            engine = engines(worker.process.pid)[0]
+            os.kill(engine.pid, signal.SIGKILL)
+            wait_until(lambda p=engine: not p.is_running(), f"death {deaths}")
+        assert worker.process.wait(60) == 70
+        status = fleet.ledger.status("lost")
+        assert not status.leased
+        assert status.pending == 1
+        assert fleet.hints.waiting(fleet.profile.queue) == 1
+        assert "died 2 times within an hour" in worker.tail(80)
+        fleet.assert_no_orphans()
+
+
+def test_a_consumer_that_takes_no_hints_ends_the_worker_with_75(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    impatient = fast.model_copy(update={"consumer_patience_s": 2.0, "concurrency": 2})
+    profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:300", token_ms=10)
+    with Fleet(impatient, profile, tmp_path) as fleet:
+        fleet.enqueue("deaf", prompts_file(tmp_path / "a.jsonl", 20), batch_size=20)
+        worker = fleet.start("w0")
+        wait_until(lambda: kept(fleet, "deaf") > 0, "the first batch is at work")
+        with Celery(broker=fast.broker_url()) as app:
+            app.control.cancel_consumer(fleet.profile.queue, destination=[worker.name], reply=True)
+        fleet.enqueue("waits", prompts_file(tmp_path / "b.jsonl", 20), batch_size=20)
+        assert worker.process.wait(60) == 75
+        assert not fleet.ledger.status("deaf").leased
+        assert "the consumer has taken no hint" in worker.tail(80)
+        fleet.assert_no_orphans()
+        fleet.workers.clear()
+        fleet.start("w1")
+        for run in ("deaf", "waits"):
+            fleet.wait_finished(run)
+            fleet.oracle(run)
+
+
+def test_two_workers_of_one_name_are_refused(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    profile = emulated_profile(tmp_path, model_dir=tiny_model)
+    with Fleet(fast, profile, tmp_path) as fleet:
+        fleet.start("w0")
+        twin = fleet.start("w0", wait=False)
+        assert twin.process.wait(60) == 1
+        assert "already runs here" in twin.tail()
+        fleet.workers.pop()
+
+
+def engines(worker: int) -> list[psutil.Process]:
+    """The emulated engines below a worker."""
+    below = psutil.Process(worker).children(recursive=True)
+    return [p for p in below if "tests.emulated" in " ".join(p.cmdline())]
