@@ -49,6 +49,19 @@ def effective_running_limit(server_info: dict[str, Any]) -> int:
     raise EngineError("the engine's /server_info names no running-request limit.")
 
 
+def running_limit(profile: Profile, server_info: dict[str, Any]) -> int:
+    """The same for a server of this profile: `[concurrency] limit` where the server tells none."""
+    try:
+        return effective_running_limit(server_info)
+    except EngineError:
+        if profile.concurrency.limit is None:
+            raise EngineError(
+                "the engine does not tell how many requests it runs at once, so profile "
+                f"{profile.name!r} must: set limit in its [concurrency]."
+            ) from None
+        return profile.concurrency.limit
+
+
 def _agrees(wanted: Scalar | Bounds, found: Any) -> bool:
     if not isinstance(wanted, Bounds):
         # In Python True == 1: a switch is not a number here.

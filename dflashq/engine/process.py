@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import requests
+from pydantic import SecretStr
 
 from dflashq.config import Settings
 from dflashq.core.errors import ConfigError, EngineError, EngineStartError
 from dflashq.engine import lifetime
+from dflashq.engine.asking import ask
 from dflashq.engine.profiles import Profile
+from dflashq.engine.readiness import Readiness
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.3
-_ASK_S = (3.0, 10.0)  # connect, read: short, so that a shutdown never waits long for an answer
 _LOGS_KEPT = 20
 _TAIL_BYTES = 4000
 _STRIKES, _STRIKE_S = 3, 2.0
@@ -53,7 +55,7 @@ class Engine(Protocol):
 def new_engine(profile: Profile, settings: Settings, number: int) -> Engine:
     """The server of a profile, not started; `number` counts the starts of this worker."""
     if profile.launch.kind == "external":
-        return ExternalEngine(profile)
+        return ExternalEngine(profile, settings.engine_api_key)
     return EngineProcess(profile, settings, number=number)
 
 
@@ -96,7 +98,7 @@ class EngineProcess:
 
         EngineStartError, with the log's tail, when it dies or is late, or `stop` is set.
         """
-        ready = _Readiness(self.base_url)
+        ready = Readiness(self._profile, self.base_url, None)
         deadline = time.monotonic() + timeout_s
         while True:
             if stop.is_set():
@@ -171,7 +173,13 @@ class EngineProcess:
 class ExternalEngine:
     """A server that somebody else runs, at a fixed address: it is only asked, never started."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, api_key: SecretStr | None = None) -> None:
+        if not profile.launch.url:
+            raise ConfigError(
+                f"profile {profile.name!r} is for a server that someone else runs, and has no "
+                "address: set DFLASHQ_ENGINE_URL, and DFLASHQ_ENGINE_API_KEY if it wants a key."
+            )
+        self._profile, self._api_key = profile, api_key
         self.base_url = profile.launch.url.rstrip("/")
         self._misses = 0
         self._asked = 0.0
@@ -182,7 +190,7 @@ class ExternalEngine:
 
     def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:
         """Block until it generates one token. EngineStartError when late, or `stop` is set."""
-        ready = _Readiness(self.base_url)
+        ready = Readiness(self._profile, self.base_url, self._api_key)
         deadline = time.monotonic() + timeout_s
         while not ready.reached():
             if stop.is_set() or time.monotonic() > deadline:
@@ -197,7 +205,8 @@ class ExternalEngine:
         if time.monotonic() - self._asked >= _STRIKE_S:
             self._asked = time.monotonic()
             try:
-                _ask(f"{self.base_url}/server_info")
+                chat = self._profile.launch.dialect == "openai"
+                ask(self.base_url + ("/v1/models" if chat else "/server_info"), None, self._api_key)
                 self._misses = 0
             except requests.RequestException as exc:
                 self._misses, self._last = self._misses + 1, type(exc).__name__
@@ -209,37 +218,3 @@ class ExternalEngine:
 
     def stop(self, grace_s: float) -> None:
         """It is not ours to stop."""
-
-
-class _Readiness:
-    """Ready is: it says what it is, and one token comes out. `missing` tells how far it got."""
-
-    def __init__(self, base_url: str) -> None:
-        self._base_url = base_url
-        self.server_info: dict[str, Any] = {}
-        self.missing = "it does not listen yet"
-        self._tries = 0
-
-    def reached(self) -> bool:
-        """Ask once; blocks for seconds at most."""
-        try:
-            self.server_info = _ask(f"{self._base_url}/server_info")
-            self.missing = "it listens, but generates nothing"
-            # Another prompt each time: one that it cannot take does not keep it from being ready.
-            self._tries += 1
-            ids = [1, 1 + self._tries % 100]
-            one = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
-            _ask(f"{self._base_url}/generate", one)
-        except requests.RequestException as exc:
-            log.debug("engine at %s: %s (%s)", self._base_url, self.missing, exc)
-            return False
-        return True
-
-
-def _ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy of the environment has no business on this host
-        answer = session.request("POST" if body else "GET", url, json=body, timeout=_ASK_S)
-        answer.raise_for_status()
-        row: dict[str, Any] = answer.json()
-        return row

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dflashq import config
 from dflashq.core import keys
 from dflashq.core.errors import ConfigError
-from dflashq.core.model import Sampling
+from dflashq.core.model import Guard, Sampling
 
 Scalar = bool | int | float | str
 
@@ -52,9 +52,15 @@ class Flag(_Table):
 class Launch(_Table):
     """How to start the server. `sglang`: a recipe of flags; `command`: any argument list, with
     the placeholders {python} {port} {nccl_port} {model} {gpu}; `external`: a `url`, not started.
+
+    `dialect`: the native API of SGLang, or chat completions that return token ids. `stall_s`:
+    requests run and no token moves for so long means that the engine hangs; `poll_s` is the pause
+    between two looks at its metrics. `stream_every`: ids in a piece of a long generation, which is
+    looked at for loops as it comes; 0 looks at whole answers only.
     """
 
     kind: Literal["sglang", "command", "external"] = "sglang"
+    dialect: Literal["sglang", "openai"] = "sglang"
     python: str = "python"
     flags: tuple[Flag, ...] = ()
     argv: tuple[str, ...] = ()
@@ -62,13 +68,16 @@ class Launch(_Table):
     env: dict[str, str] = {}
     start_timeout_s: float = Field(600.0, gt=0)
     stop_grace_s: float = Field(20.0, ge=0)
+    stall_s: float = Field(300.0, gt=0)
+    poll_s: float = Field(5.0, gt=0)
+    stream_every: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _complete(self) -> Launch:
         if self.kind == "command" and not self.argv:
             raise ValueError('kind = "command" needs argv')
-        if self.kind == "external" and not self.url:
-            raise ValueError('kind = "external" needs url')
+        if "@" in self.url:
+            raise ValueError("a url holds no password: set DFLASHQ_ENGINE_API_KEY")
         return self
 
 
@@ -87,11 +96,14 @@ class Concurrency(_Table):
     """Generations in flight: the engine's running limit plus `margin`, at most `limit`.
 
     Without `margin` it is a quarter of the running limit, at least 8: enough to refill a slot
-    at once; more only queues inside the engine.
+    at once; more only queues inside the engine. `limit` also stands in for the running limit of
+    a server that tells none. Fewer are kept in flight while requests queue inside the engine for
+    more than `queue_s` on average, or while it takes running ones back for want of memory.
     """
 
     margin: int | None = Field(None, ge=0)
     limit: int | None = Field(None, ge=1)
+    queue_s: float = Field(60.0, gt=0)
 
     def in_flight(self, running_limit: int) -> int:
         """How many generations to keep in flight on an engine that runs `running_limit`."""
@@ -109,6 +121,7 @@ class Profile(_Table):
     launch: Launch = Launch()
     expect: dict[str, Scalar | Bounds] = {}
     sampling: Sampling = Sampling()
+    guard: Guard = Guard()
     concurrency: Concurrency = Concurrency()
 
     @property
@@ -212,9 +225,12 @@ def _placed(profile: Profile, settings: config.Settings) -> Profile:
     python = settings.engine_python or _newest(_fill(launch.python, places))
     env = {key: _fill(value, places) for key, value in launch.env.items()}
     path = settings.model_path or _newest(_fill(model.path, places))
+    url = settings.engine_url if launch.kind == "external" else ""
     return profile.model_copy(
         update={
-            "launch": launch.model_copy(update={"python": python, "env": env}),
+            "launch": launch.model_copy(
+                update={"python": python, "env": env, "url": (url or launch.url).rstrip("/")}
+            ),
             "model": model.model_copy(update={"path": path}),
         }
     )

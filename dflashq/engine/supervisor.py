@@ -12,11 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from dflashq.config import Settings
-from dflashq.core.errors import DflashqError, EngineError, EngineStartError
+from dflashq.core.errors import (
+    DflashqError,
+    EngineError,
+    EngineMismatchError,
+    EngineStartError,
+)
 from dflashq.engine.expect import check_server
 from dflashq.engine.gpu_lock import GpuLock, gpu_memory_used_mb
+from dflashq.engine.metrics import Vitals
 from dflashq.engine.process import Engine, new_engine
 from dflashq.engine.profiles import Profile
+from dflashq.engine.watch import VitalsWatch
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +41,11 @@ class EngineSupervisor:
     Callbacks come from that thread: `on_ready(base_url, server_info)` after every start,
     `on_down(reason)` as soon as a death is seen, `on_failed(error)` once, when it gives up:
     at the first start that fails, at a server that is not the profile's, or when the restarts
-    of an hour (`settings.engine_restarts`) are spent. Properties may be read from any thread.
+    of an hour (`settings.engine_restarts`) are spent. `on_vitals(vitals)` comes every few seconds
+    while it is ready. `truth(base_url, server_info)` is asked before `on_ready` and raises what
+    is wrong with a server that should not be used; `in_flight()` says how many requests of ours it
+    has: when some are in flight and no token moves for the profile's `stall_s`, it counts as dead.
+    Properties may be read from any thread.
     """
 
     def __init__(
@@ -45,9 +56,13 @@ class EngineSupervisor:
         on_ready: Callable[[str, dict[str, Any]], None],
         on_down: Callable[[str], None],
         on_failed: Callable[[DflashqError], None],
+        on_vitals: Callable[[Vitals], None] = lambda _: None,
+        truth: Callable[[str, dict[str, Any]], None] = lambda *_: None,
+        in_flight: Callable[[], int] | None = None,
     ) -> None:
         self._profile, self._settings = profile, settings
         self._on_ready, self._on_down, self._on_failed = on_ready, on_down, on_failed
+        self._on_vitals, self._truth, self._in_flight = on_vitals, truth, in_flight
         self._lock = GpuLock(settings.lock_dir, settings.gpu)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stop, self._wake, self._settled = (threading.Event() for _ in range(3))
@@ -59,6 +74,7 @@ class EngineSupervisor:
         self.state = STARTING
         self.error: DflashqError | None = None
         self.server_info: dict[str, Any] = {}
+        self.vitals: Vitals | None = None
         self.generation = 0
 
     @property
@@ -157,6 +173,15 @@ class EngineSupervisor:
                 raise
             return str(exc)
         check_server(self._profile, report)
+        try:
+            self._truth(engine.base_url, report)
+        except EngineMismatchError:
+            raise
+        except EngineError as exc:
+            # It fell silent while it was checked: a death like any other, once one has worked.
+            if self.generation == 0:
+                raise
+            return str(exc)
         self.server_info = report
         self.generation += 1
         self.state = READY
@@ -166,18 +191,27 @@ class EngineSupervisor:
         return None
 
     def _watch(self, engine: Engine) -> str | None:
+        launch, key = self._profile.launch, self._settings.engine_api_key
+        api_key = key if launch.kind == "external" else None
+        watch = VitalsWatch(launch, engine.base_url, api_key, self._in_flight)
         while not self._stop.is_set():
             if self._order is not None:
                 reason, self._order = self._order, None
                 return reason
             if not engine.is_up():
                 return engine.obituary()
+            vitals, stalled = watch.look(time.monotonic())
+            if vitals is not None:
+                self.vitals = vitals
+                self._on_vitals(vitals)
+            if stalled is not None:
+                return f"the engine hangs: {stalled}. It is killed and started again."
             self._wake.wait(_WATCH_S)
             self._wake.clear()
         return None
 
     def _mourn(self, reason: str) -> None:
-        self.state = DOWN
+        self.state, self.vitals = DOWN, None
         self._deaths.append(time.monotonic())
         log.warning("engine %s is down: %s", self._profile.name, reason)
         self._on_down(reason)

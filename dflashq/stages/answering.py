@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 
 from dflashq.core import checks, codec
 from dflashq.core.answer import split_answer
@@ -19,7 +20,9 @@ from dflashq.core.errors import (
 )
 from dflashq.core.model import Generation, Message, Prompt, RunSpec, Verdict
 from dflashq.core.sample import assistant_message, rejected_row, sample_row
+from dflashq.engine.client import Conversation
 from dflashq.stages.attempt import Attempt
+from dflashq.stages.settled import Settled, short_outputs
 from dflashq.stages.station import Station
 from dflashq.stages.strikes import Strikes
 
@@ -27,6 +30,7 @@ log = logging.getLogger(__name__)
 
 TRANSIENT_TRIES = 6
 BACKOFF_S, BACKOFF_CAP_S = 0.5, 10.0
+EARLY = 4  # so many times the length of a loop in a finished answer ends one under way
 
 
 class TooLongError(EngineRefusedError):
@@ -35,23 +39,16 @@ class TooLongError(EngineRefusedError):
     reason = "too_long"
 
 
+class LoopingError(EngineRefusedError):
+    """This generation ran in circles for so long that it was ended before its time."""
+
+    reason = "looping"
+
+
 class PoisonError(EngineRefusedError):
     """This prompt, alone in flight, brought the engine down."""
 
     reason = "engine_crash"
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A prompt that has its verdict: the encoded row and what it counts.
-
-    The row is kept encoded: a batch of long answers as Python integers would fill the memory.
-    """
-
-    index: int
-    reason: str | None
-    line: bytes = field(repr=False)
-    counts: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -140,7 +137,7 @@ class Answering:
 
     async def _blame(self, prompt: Prompt, exc: EngineDownError) -> None:
         """Strike a prompt that the engine died with; refuse one that it died with alone."""
-        if not exc.delivered or not await self.station.saw_death():
+        if not exc.delivered:
             return
         alone = self.strikes.alone(prompt.index)
         deaths = self.strikes.add(prompt.index)
@@ -158,7 +155,7 @@ class Answering:
 
     async def _ask(self, prompt: Prompt, history: list[Message]) -> Generation:
         alone = self.strikes.alone(prompt.index)
-        async with self.station.admitted(self.attempt, alone=alone):
+        async with self.station.admitted(self.attempt, alone=alone), self._holding_through_death():
             ids = self.station.renderer.render(history, prompt.tools, thinking=self.spec.thinking)
             self._refuse_too_long(len(ids))
             engine_id = self.station.engine_id
@@ -167,9 +164,41 @@ class Answering:
                 self.spec.sampling,
                 f"dfq-{secrets.token_hex(16)}",
                 self.station.markers.end_ids,
+                Conversation(list(history), prompt.tools, self.spec.thinking),
+                self._watch,
             )
         self.station.output_tokens += len(generation.output_ids)
         return replace(generation, engine=engine_id)
+
+    @contextlib.asynccontextmanager
+    async def _holding_through_death(self) -> AsyncIterator[None]:
+        """Keep the slot until a death is seen: whoever came next would meet the same dead engine,
+        alone with it, and be blamed. Without a death nobody is (`delivered` becomes False).
+        """
+        try:
+            yield
+        except EngineDownError as exc:
+            exc.delivered = exc.delivered and await self.station.saw_death()
+            raise
+
+    def _watch(self, ids: list[int]) -> None:
+        """LoopingError for a generation under way that has long been looping.
+
+        Stricter than the verdict on a finished one: a table or a drawing repeats itself for a
+        while, and then goes on.
+        """
+        known = self.spec.checks
+        strict = known.model_copy(
+            update={
+                "loop_window": EARLY * known.loop_window,
+                "loop_min_repeats": EARLY * known.loop_min_repeats,
+            }
+        )
+        if period := checks.loop_period(ids, strict):
+            raise LoopingError(
+                f"ended after {len(ids)} ids: the last {strict.loop_window} and more repeat a "
+                f"piece of {period}"
+            )
 
     def _refuse_too_long(self, prompt_tokens: int) -> None:
         limit, wanted = self.station.context_length, self.spec.sampling.max_new_tokens
@@ -196,7 +225,13 @@ class Answering:
         }
         if not verdict.accepted:
             row = rejected_row(row, verdict)
-        return Settled(prompt.index, verdict.reason, codec.encode_line(row), counts)
+        outputs = short_outputs(generations, self.spec.checks) if self.thinks else ()
+        return Settled(prompt.index, verdict.reason, codec.encode_line(row), counts, outputs)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether answers begin with thinking; without it short ones may well be the same."""
+        return self.spec.thinking and self.station.markers.think_close is not None
 
 
 def _rejected(verdict: Verdict | None) -> bool:

@@ -91,6 +91,9 @@ class Attempt:
             except BlobMissingError:
                 raise
             except (LedgerUnreachableError, BlobError) as exc:
-                log.warning("%s/%s: %s: %s", self.lease.run, self.lease.batch, doing, exc)
+                log.warning(
+                    "waits for Redis or S3: run=%s batch=%s while=%s: %s",
+                    *(self.lease.run, self.lease.batch, doing, exc),
+                )
             self._stopped.wait(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 15.0)

@@ -16,6 +16,7 @@ from dflashq.stages.answering import Answering
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.breaker import Breaker
 from dflashq.stages.commit import Committer
+from dflashq.stages.counting import count_generation, count_settled, is_new, note_rejected
 from dflashq.stages.records import Records
 from dflashq.stages.salvage import Salvage
 from dflashq.stages.settled import Settled, reject_repeated
@@ -72,14 +73,22 @@ class BatchWork:
         kept = attempt.patiently(lambda: self._ledger.kept(lease), "reading kept work")
         attempt.entries.update(kept.entries)
         settled = self._settle(record, prompts, kept)
-        return committer.commit(reject_repeated(settled, record.spec.checks))
+        return committer.commit(self._final(settled, record))
+
+    def _final(self, settled: list[Settled], record: RunRecord) -> list[Settled]:
+        """The verdicts after a look at the whole batch."""
+        final = reject_repeated(settled, record.spec.checks)
+        for before, after in zip(settled, final, strict=True):
+            if before.reason != after.reason:
+                note_rejected(self._attempt.lease, after)
+        return final
 
     def _settle(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> list[Settled]:
         attempt, station = self._attempt, self._station
         log.info(
-            "batch begins: run=%s batch=%s attempt=%d prompts=%d kept=%d",
-            *(record.name, attempt.lease.batch, attempt.number, len(prompts)),
-            len(kept.generations),
+            "batch begins: run=%s batch=%s fence=%s attempt=%d prompts=%d kept=%d",
+            *(record.name, attempt.lease.batch, attempt.lease.fence, attempt.number),
+            *(len(prompts), len(kept.generations)),
         )
         settled = station.loop.run(self._cancellable(record, prompts, kept))
         if settled is None:
@@ -138,6 +147,8 @@ class BatchWork:
         verdict: Verdict | None,
     ) -> Settled:
         settled = await answering.settle(prompt, kept, verdict)
+        if verdict is None and is_new(settled, len(kept)):
+            count_settled(self._attempt.lease, settled)
         # What was kept has been counted when it was generated.
         if verdict is None and settled.counts["generations"] > len(kept):
             lease = self._attempt.lease
@@ -147,6 +158,7 @@ class BatchWork:
         return settled
 
     def _keep(self, index: int, turn: int, generation: Generation) -> None:
+        count_generation(self._attempt.lease.run, generation)
         self._keep_entry(generation_entry(index, turn, generation))
 
     def _keep_verdict(self, index: int, verdict: Verdict) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
+from dflashq.core import metrics
 from dflashq.core.errors import (
     ConflictError,
     DflashqError,
@@ -122,6 +123,14 @@ class Generator:
             log.warning("grace over: what is in flight is given up, what is finished is kept")
         self._give_up()
 
+    def close_gate(self, reason: str) -> None:
+        """Admit nothing more while `reason` stands; what is in flight goes on. Does not block."""
+        self._station.gate.threadsafe_close(reason)
+
+    def open_gate(self, reason: str) -> None:
+        """Take `reason` back. Does not block."""
+        self._station.gate.threadsafe_open(reason)
+
     def wait_handed_back(self, timeout_s: float) -> bool:
         """Block until no attempt is at work; False when time ran out first."""
         with self._changed:
@@ -132,11 +141,17 @@ class Generator:
             attempt.stop(DRAIN)
 
     def _claim(self, run: str, batch: str) -> Lease | None:
-        """The hinted run first, then the others of this queue: a hint is a wake-up, no more."""
+        """The hinted batch, or else the oldest run's oldest: a hint is a wake-up, no more.
+
+        A hint that leads nowhere is a spare one: it stands for a batch whose own hint was lost,
+        and that must not wait until all younger work is done.
+        """
         for name, wanted in self._candidates(run, batch):
             if self.draining.is_set():
                 return None
-            claim = self._ledger.claim(name, wanted, self._worker, self.settings.lease_ttl_s)
+            claim = self._ledger.claim(
+                name, wanted, self._worker, self.settings.lease_ttl_s, only=bool(wanted)
+            )
             if claim.lease is not None:
                 return claim.lease
             log.debug("nothing to claim: run=%s: %s", name, claim.why)
@@ -144,8 +159,8 @@ class Generator:
 
     def _candidates(self, run: str, batch: str) -> Iterator[tuple[str, str]]:
         yield run, batch
-        for name, its_queue in sorted(self._ledger.runs().items()):
-            if name != run and its_queue == self.queue:
+        for name, its_queue in self._ledger.runs().items():
+            if its_queue == self.queue:
                 yield name, ""
 
     def _enter(self, attempt: Attempt) -> None:
@@ -179,25 +194,42 @@ class Generator:
             return self._bury(attempt, f"conflict: {exc}")
         except Exception as exc:  # noqa: BLE001 - a fault is the batch's story, not the worker's end
             return self._fail(attempt, exc)
-        log.info("batch done: %s object=%s counts=%s", where, ref.key, ref.counts)
+        _count(attempt, "done")
+        log.info(
+            "batch done: run=%s batch=%s object=%s counts=%s",
+            *(attempt.lease.run, attempt.lease.batch, ref.key, ref.counts),
+        )
         return f"{where} done"
 
     def _hand_back(self, attempt: Attempt, why: str) -> str:
         """Flush what is finished, then release: the next attempt starts from it."""
         if why == UNKNOWN:
+            _count(attempt, "held")
             self._hold(attempt)
             return f"{attempt.lease.run}/{attempt.lease.batch} held: the ledger was wiped"
         if not self._station.keeping.flush(attempt, FLUSH_S):
-            log.warning("handed back before all finished work was kept: %s", attempt.lease.batch)
+            log.warning(
+                "handed back before all finished work was kept: run=%s batch=%s",
+                *(attempt.lease.run, attempt.lease.batch),
+            )
         reason = f"worker {self._worker} handed it back ({why})"
         self._tell(attempt, lambda: self._ledger.release(attempt.lease, reason))
-        log.info("batch handed back: %s (%s)", attempt.lease.batch, why)
+        _count(attempt, "handed_back")
+        log.info(
+            "batch handed back: run=%s batch=%s why=%s",
+            *(attempt.lease.run, attempt.lease.batch, why),
+        )
         return f"{attempt.lease.run}/{attempt.lease.batch} handed back ({why})"
 
     def _lose(self, attempt: Attempt, exc: LeaseLostError) -> str:
         """Another worker has the batch; or nobody, since the ledger was wiped."""
         where = f"{attempt.lease.run}/{attempt.lease.batch}"
-        log.warning("lease lost: %s: %s", where, exc)
+        _count(attempt, "lost")
+        metrics.LEASE_LOST.add(run=attempt.lease.run)
+        log.warning(
+            "lease lost: run=%s batch=%s fence=%s: %s",
+            *(attempt.lease.run, attempt.lease.batch, attempt.lease.fence, exc),
+        )
         with contextlib.suppress(LedgerError):
             if self._ledger.state(attempt.lease.run) == UNKNOWN:
                 self._hold(attempt)
@@ -206,13 +238,14 @@ class Generator:
     def _hold(self, attempt: Attempt) -> None:
         held = self._salvage.hold(attempt)
         log.error(
-            "the ledger does not know run %s any more: %d finished entries of %s are held in "
+            "the ledger does not know the run any more: run=%s batch=%s entries=%d are held in "
             "memory. `dflashq reconcile %s` makes it known again",
-            *(attempt.lease.run, held, attempt.lease.batch, attempt.lease.run),
+            *(attempt.lease.run, attempt.lease.batch, held, attempt.lease.run),
         )
 
     def _bury(self, attempt: Attempt, reason: str) -> str:
-        log.error("batch dead: %s/%s: %s", attempt.lease.run, attempt.lease.batch, reason)
+        _count(attempt, "dead")
+        log.error("batch dead: run=%s batch=%s: %s", attempt.lease.run, attempt.lease.batch, reason)
         self._tell(attempt, lambda: self._ledger.kill(attempt.lease, reason))
         return f"{attempt.lease.run}/{attempt.lease.batch} is dead: {reason}"
 
@@ -220,7 +253,12 @@ class Generator:
         known = isinstance(exc, DflashqError)
         reason = str(exc) if known else f"{type(exc).__name__}: {exc}"
         where = f"{attempt.lease.run}/{attempt.lease.batch}"
-        log.error("attempt failed: %s: %s", where, reason, exc_info=None if known else exc)
+        _count(attempt, "failed")
+        log.error(
+            "attempt failed: run=%s batch=%s attempt=%d: %s",
+            *(attempt.lease.run, attempt.lease.batch, attempt.number, reason),
+            exc_info=None if known else exc,
+        )
         self._station.keeping.flush(attempt, FLUSH_S)
         self._tell(attempt, lambda: self._ledger.fail(attempt.lease, reason))
         return f"{where} failed: {reason}"
@@ -231,6 +269,10 @@ class Generator:
             call()
         except LedgerUnreachableError as exc:
             log.warning(
-                "%s: the ledger did not hear of it, the lease will run out: %s",
-                *(attempt.lease.batch, exc),
+                "the ledger did not hear of it, the lease will run out: run=%s batch=%s: %s",
+                *(attempt.lease.run, attempt.lease.batch, exc),
             )
+
+
+def _count(attempt: Attempt, outcome: str) -> None:
+    metrics.ATTEMPTS.add(run=attempt.lease.run, outcome=outcome)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 
+from dflashq.core import metrics
 from dflashq.core.errors import LeaseLostError, LedgerError
 from dflashq.ledger import Ledger
 from dflashq.ledger.ledger import KeptEntry
@@ -85,10 +86,13 @@ class Keeping:
             attempt.stop("fenced")
             return True
         except LedgerError as exc:
-            log.warning("keeping waits: batch=%s: %s", attempt.lease.batch, exc)
+            log.warning(
+                "keeping waits: run=%s batch=%s: %s", attempt.lease.run, attempt.lease.batch, exc
+            )
             return False
         with self._change:
             if kept:
+                metrics.KEPT.add(len(entries), run=attempt.lease.run)
                 self._drop_written(attempt, len(entries))
             elif not self.full:
                 log.warning(

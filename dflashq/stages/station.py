@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+
+from pydantic import SecretStr
 
 from dflashq.core import codec
 from dflashq.core.errors import EngineDownError
 from dflashq.core.markers import Markers
 from dflashq.core.model import canonical_json
+from dflashq.core.secrecy import without_secrets
+from dflashq.engine.admission import Admission
+from dflashq.engine.client import EngineClient, open_client
+from dflashq.engine.expect import running_limit
 from dflashq.engine.gate import Gate
+from dflashq.engine.metrics import Vitals
 from dflashq.engine.profiles import Profile
 from dflashq.engine.render import Renderer
-from dflashq.engine.sglang import SGLangClient, effective_running_limit
+from dflashq.engine.truth import Truth
+from dflashq.ledger import Lease
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
@@ -26,30 +35,42 @@ ENGINE_DOWN = "the engine is down"
 DRAINING = "draining"
 # SGLang's main process outlives its scheduler by up to 8 s.
 DEATH_WAIT_S = 15.0
-SECRET_FIELDS = ("api_key", "password", "secret")
 
 
 class Station:
-    """One worker's place of work. `engine_ready` and `engine_down` may come from any thread."""
+    """One worker's place of work.
+
+    `engine_ready`, `engine_down`, `engine_vitals` and `check_engine` may come from any thread.
+    """
 
     def __init__(
-        self, profile: Profile, renderer: Renderer, loop: LoopThread, keeping: Keeping
+        self,
+        profile: Profile,
+        renderer: Renderer,
+        loop: LoopThread,
+        keeping: Keeping,
+        api_key: SecretStr | None = None,
     ) -> None:
         self.profile, self.renderer, self.loop, self.keeping = profile, renderer, loop, keeping
         self.markers: Markers = renderer.markers()
         self.gate = Gate(1, loop.loop)
         self.gate.threadsafe_close(ENGINE_DOWN)
-        self._client: SGLangClient | None = None
+        self._client: EngineClient | None = None
+        # A key is for servers that others run; one of ours has none.
+        self._api_key = api_key if profile.launch.kind == "external" else None
+        self._admission: Admission | None = None
+        self.vitals: Vitals | None = None
         self.engine_id = ""
         self.output_tokens = 0
         self.engine_records: dict[str, dict[str, Any]] = {}
         self.context_length: int | None = profile.model.context_length
         self.forgive: Callable[[int], None] = lambda deaths: None
+        self.proven: Callable[[Lease], bool] = lambda lease: True
         self._attempts: set[Attempt] = set()
         self._dead = asyncio.Event()
 
     @property
-    def client(self) -> SGLangClient:
+    def client(self) -> EngineClient:
         """The engine's client; EngineDownError before the first engine was ready."""
         if self._client is None:
             raise EngineDownError("no engine has been ready yet")
@@ -60,33 +81,52 @@ class Station:
         record = self._record(server_info)
         self.engine_id = codec.sha256(canonical_json(record))[:16]
         self.engine_records[self.engine_id] = record
-        limit = self.profile.concurrency.in_flight(effective_running_limit(server_info))
-        self.loop.run(self._switch(base_url, limit))
+        running = running_limit(self.profile, server_info)
+        limit = self.profile.concurrency.in_flight(running)
+        self._admission = Admission(limit, running, self.profile.concurrency.queue_s)
+        self.loop.run(self._switch(base_url, server_info, limit))
         log.info("engine ready: %s, %d generations in flight", self.engine_id, limit)
 
-    async def _switch(self, base_url: str, limit: int) -> None:
+    async def _switch(self, base_url: str, server_info: dict[str, Any], limit: int) -> None:
         if self._client is None:
-            self._client = await SGLangClient(base_url).__aenter__()
+            self._client = open_client(self.profile, base_url, server_info, self._api_key)
+            await self._client.open()
         self._client.base_url = base_url
         self._dead.clear()
         self.gate.set_limit(limit)
         self.gate.open(ENGINE_DOWN)
 
+    def check_engine(self, base_url: str, server_info: dict[str, Any]) -> None:
+        """EngineMismatchError for a server that renders or generates otherwise than it should."""
+        Truth(self.profile, self.renderer, self._api_key).check(base_url, server_info)
+
+    def engine_vitals(self, vitals: Vitals) -> None:
+        """What the engine's metrics say now; the number in flight follows from it."""
+        self.vitals = vitals
+        admission = self._admission
+        if admission is not None and admission.see(time.monotonic(), vitals):
+            log.info("%d generations in flight from now on: %s", admission.limit, admission.why)
+            self.loop.loop.call_soon_threadsafe(self.gate.set_limit, admission.limit)
+
     def engine_down(self, reason: str) -> None:
-        """Admit nobody until `engine_ready`; batches wait, they do not fail."""
+        """Admit nobody until `engine_ready`; batches wait, they do not fail.
+
+        What is in flight ends now: a server that hangs would never drop it.
+        """
         log.warning("engine down: %s", reason)
+        self.vitals = None
         self.gate.threadsafe_close(ENGINE_DOWN)
         self.loop.loop.call_soon_threadsafe(self._dead.set)
+        self.loop.submit(self._hang_up())
+
+    async def _hang_up(self) -> None:
+        if self._client is not None:
+            await self._client.hang_up()
 
     def _record(self, server_info: dict[str, Any]) -> dict[str, Any]:
-        report = {
-            name: value
-            for name, value in server_info.items()
-            if not any(word in name for word in SECRET_FIELDS)
-        }
         return {
             "profile": self.profile.model_dump(mode="json"),
-            "server_info": report,
+            "server_info": without_secrets(server_info),
             "tokenizer_sha256": self.renderer.tokenizer_sha256,
             "template_sha256": self.renderer.template_sha256,
         }
@@ -115,16 +155,19 @@ class Station:
     async def admitted(self, attempt: Attempt, *, alone: bool = False) -> AsyncIterator[None]:
         """One slot of the engine: oldest batch first, and only that while kept work is full.
 
+        Nothing is begun under a lease that may have run out (`proven`): it waits for the heartbeat.
         A prompt that must run alone waits for the end of its batch, so that the engine is emptied
         once for all of them.
         """
         order = attempt.order + (0.5 if alone else 0.0)
         while True:
             async with self.gate.slot(order, alone=alone):
-                if not self.keeping.full or self._oldest() is attempt:
+                room = not self.keeping.full or self._oldest() is attempt
+                if room and self.proven(attempt.lease):
                     yield
                     return
-            # Not a poll of the engine: room comes from another batch's commit, seconds away.
+            # Not a poll of the engine: room comes from another batch's commit, seconds away, and
+            # proof from the next heartbeat.
             await asyncio.sleep(1.0)
 
     def _oldest(self) -> Attempt | None:
@@ -150,4 +193,4 @@ class Station:
 
     async def _disconnect(self) -> None:
         if self._client is not None:
-            await self._client.__aexit__(None, None, None)
+            await self._client.close()

@@ -15,6 +15,7 @@ import click
 from aiohttp import web
 from pydantic import ValidationError
 
+from tests.emulated import chat
 from tests.emulated.answers import Lengths, Voice
 from tests.emulated.batching import Pace
 from tests.emulated.faults import Faults
@@ -44,6 +45,9 @@ PR_SET_PDEATHSIG = 1
 @click.option("--server-info", default="{}", help="JSON laid over /server_info.")
 @click.option("--seed", default=0)
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder, for /v1/tokenize.")
+@click.option("--template-extra", default="", help="Text that its chat template adds at the end.")
+@click.option("--chat", type=click.Choice(chat.KINDS), help="Chat completions; vllm: only those.")
+@click.option("--api-key", default="", help="Asked of every request.")
 @click.option("--stats-file", type=click.Path(path_type=Path), help="Appended to; JSONL.")
 @click.option("--faults", default="{}", help="JSON; see faults.Faults.")
 @click.option("--die-with-parent", is_flag=True, help="SIGKILL when the parent thread ends.")
@@ -85,6 +89,9 @@ def _options(given: dict[str, Any]) -> Options:
         speculation=speculation,
         server_info=show_json(given["server_info"]),
         tokenizer=given["tokenizer"],
+        template_extra=given["template_extra"],
+        chat=given["chat"] or "",
+        api_key=given["api_key"],
         stats_file=given["stats_file"],
     )
 

@@ -27,8 +27,8 @@ def unit(*parts: object) -> float:
 class Lengths:
     """How many ids an answer has, its end included; at least 3.
 
-    `fixed:N`, `uniform:A:B` (both included) or `lognormal:mean=M,sigma=S,cap=C`, where M is the
-    mean before the cap.
+    `fixed:N`, `uniform:A:B` (both included), `pareto:low=L,alpha=A,cap=C` (bounded at C), or
+    `lognormal:mean=M,sigma=S,cap=C`, where M is the mean before the cap.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """ValueError when `text` is none of the three forms."""
+        """ValueError when `text` is none of the four forms."""
         kind, _, rest = text.partition(":")
         if kind == "fixed":
             return cls(kind, int(rest), int(rest), int(rest))
@@ -48,6 +48,9 @@ class Lengths:
         if kind == "lognormal":
             named = dict(part.split("=", 1) for part in rest.split(","))
             return cls(kind, float(named["mean"]), float(named["sigma"]), int(named["cap"]))
+        if kind == "pareto":
+            named = dict(part.split("=", 1) for part in rest.split(","))
+            return cls(kind, float(named["low"]), float(named["alpha"]), int(named["cap"]))
         raise ValueError(f"{text!r} is no length distribution")
 
     def draw(self, key: str) -> int:
@@ -55,6 +58,9 @@ class Lengths:
         if self.kind == "lognormal":
             mu = math.log(self.low) - self.high**2 / 2
             count = round(rng.lognormvariate(mu, self.high))
+        elif self.kind == "pareto":
+            beyond = (self.low / self.cap) ** self.high
+            count = round(self.low * (1 - rng.random() * (1 - beyond)) ** (-1 / self.high))
         else:
             count = rng.randint(int(self.low), int(self.high))
         return max(3, min(count, self.cap))
@@ -117,6 +123,8 @@ class Voice:
             return Answer(self._ordinary(key, limit), {"type": "length", "length": limit})
         if fault == "corrupt_end":
             return Answer([*natural[:-1], self.low], stop)
+        if fault == "endless":
+            return self._cut([*half, *self._ordinary(key, 7) * (1 + limit // 7)], limit)
         loop = self._ordinary(key, 5) * 200
         spoken = {
             "stub": close,

@@ -66,6 +66,7 @@ class Batch:
         self.slot_seconds = 0.0
         self.saturated_seconds = 0.0
         self.generated = 0
+        self.queue_s, self.queued_ever = 0.0, 0
         self._slow, self._hang = 1.0, False
         self._steps = 0.0
         self._loop = asyncio.get_running_loop()
@@ -117,6 +118,11 @@ class Batch:
         self._advance()
         return self.generated + sum(self._made(e) for e in self.running.values())
 
+    def made(self, entry: Entry) -> int:
+        """Ids made so far of one request; 0 while it waits."""
+        self._advance()
+        return self._made(entry) if entry.started is not None else 0
+
     def _made(self, entry: Entry) -> int:
         made = max(0.0, self._steps - entry.first_step + 1e-6)
         return int(min(made, entry.length))
@@ -149,6 +155,8 @@ class Batch:
     def _start(self, entry: Entry) -> None:
         self.running[entry.rid] = entry
         entry.started = self._at
+        self.queue_s += max(0.0, self._at - entry.received)
+        self.queued_ever += 1
         # Prefill is charged as the decode steps that would fit into its time.
         prefill = self.pace.prefill_s(entry.prompt_tokens)
         entry.first_step = self._steps + prefill / self.pace.token_s(len(self.running))

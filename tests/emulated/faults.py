@@ -19,6 +19,7 @@ CONTENT = (
     "bad_markup",
     "http_400",
     "hang_requests",
+    "endless",
 )
 TRANSIENT = ("abort", "http_500", "http_503", "reset", "garbage", "altered_prompt")
 
@@ -49,6 +50,7 @@ class Faults(BaseModel):
     bad_markup: float = Fraction
     http_400: float = Fraction
     hang_requests: float = Fraction
+    endless: float = Fraction
 
     abort: float = Fraction
     http_500: float = Fraction
@@ -62,6 +64,11 @@ class Faults(BaseModel):
 
     hang: bool = Field(False, description="no token moves, nothing is answered; /health says 200")
     health_503: bool = Field(False, description="/health says 503 while all else works")
+    retracted: int = Field(0, ge=0, description="so many requests were retracted, say the metrics")
+    no_metrics: bool = Field(False, description="/metrics answers 404")
+    deaf_to_disconnects: bool = Field(
+        False, description="a request whose client went away runs on until it is aborted"
+    )
     slow: float = Field(1.0, gt=0, description="every token takes this many times as long")
     poison: list[list[int]] = Field(
         [], description="die when a prompt that contains one of these id sequences runs"

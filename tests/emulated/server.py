@@ -13,16 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from aiohttp import web
 from pydantic import ValidationError
 
 from tests.emulated import shapes
 from tests.emulated.answers import Answer, Voice, prompt_hash, unit
 from tests.emulated.batching import Batch, Entry, Outcome, Pace
+from tests.emulated.chat import VLLM, Chat, keyed
 from tests.emulated.faults import Faults
 from tests.emulated.stats import Stats
+from tests.emulated.stream import Stream
+from tests.emulated.template import Template
 
 MAX_BODY = 64 * 1024 * 1024
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,9 @@ class Options:
     speculation: str | None
     server_info: dict[str, Any] = field(default_factory=dict)
     tokenizer: Path | None = None
+    template_extra: str = ""
+    chat: str = ""
+    api_key: str = ""
     stats_file: Path | None = None
 
 
@@ -51,6 +59,7 @@ class Asked:
     echo: bool
     tries: int
     received: float
+    every: int
 
 
 class Emulated:
@@ -64,11 +73,21 @@ class Emulated:
         self.draining = asyncio.Event()
         self.started = time.time()
         self.finished_tokens = {"prompt": 0, "generation": 0}
-        self._tokenizer: Any = None
+        folder = options.tokenizer
+        self.template = None if folder is None else Template(folder, options.template_extra)
         self.set_faults({})
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY)
+        options = self.options
+        guards = [keyed(options.api_key)] if options.api_key else []
+        app = web.Application(client_max_size=MAX_BODY, middlewares=guards)
+        if options.chat and self.template is not None:
+            chat = Chat(
+                options.chat, options.model, options.context_length, self.template, self.answer
+            )
+            chat.add_routes(app)
+        if options.chat == VLLM:
+            return app
         app.add_routes(
             [
                 web.post("/generate", self.generate),
@@ -103,8 +122,11 @@ class Emulated:
     # -- /generate ---------------------------------------------------------------------------
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request, await request.json())
+
+    async def answer(self, request: web.Request, given: Any) -> web.StreamResponse:
         try:
-            asked = self._read(await request.json())
+            asked = self._read(given)
         except ValueError as exc:
             return _refusal(str(exc))
         self.stats.note("received", asked.rid, asked.hash, tokens=len(asked.ids))
@@ -115,6 +137,8 @@ class Emulated:
             refused = "the emulated engine refuses this prompt"
         if refused is not None:
             self.stats.note("refused", asked.rid, asked.hash)
+            if asked.every:
+                return await Stream(request, asked.every).refuse(refused)
             return _refusal(refused)
         transient = self.faults.transient(asked.hash, seed, asked.tries)
         if transient in ("http_500", "http_503"):
@@ -131,7 +155,8 @@ class Emulated:
         length = math.inf if content == "hang_requests" else len(answer.ids)
         if transient in ("abort", "reset"):
             length = max(1, len(answer.ids) // 2)
-        outcome = await self._decode(asked, length)
+        stream = Stream(request, asked.every) if asked.every else None
+        outcome = await self._decode(asked, length, answer, stream)
         if transient == "reset":
             self.stats.note("failed", asked.rid, asked.hash, fault=transient)
             assert request.transport is not None
@@ -144,9 +169,12 @@ class Emulated:
         body = self._body(asked, answer, outcome, aborted)
         if transient == "altered_prompt" and asked.echo:
             body["prompt_token_ids"] = [*asked.ids[:-1], asked.ids[-1] + 1]
-        return self._reply(asked, body, aborted, fault=content or transient)
+        reply = self._reply(asked, body, aborted, fault=content or transient)
+        return reply if stream is None else await stream.end(body)
 
-    async def _decode(self, asked: Asked, length: float) -> Outcome:
+    async def _decode(
+        self, asked: Asked, length: float, answer: Answer, stream: Stream | None
+    ) -> Outcome:
         loop = asyncio.get_running_loop()
         entry = Entry(asked.rid, len(asked.ids), length, loop.create_future(), received=loop.time())
         if self.faults.is_poison(asked.hash, asked.ids):
@@ -154,8 +182,17 @@ class Emulated:
         self.live.add(asked.rid)
         try:
             self.batch.submit(entry)
-            return await entry.done
+            while stream is not None and not entry.done.done():
+                await asyncio.wait({entry.done}, timeout=POLL_S)
+                made = self.batch.made(entry)
+                if not entry.done.done() and stream.due(made):
+                    await stream.send(shapes.piece(asked.rid, answer.ids[stream.sent : made], made))
+            # Cancelled: the client went away.
+            return await asyncio.shield(entry.done)
         except asyncio.CancelledError:
+            if self.faults.deaf_to_disconnects:
+                await entry.done
+                raise
             self.stats.note("dropped", asked.rid, asked.hash)
             self.batch.drop(entry)
             raise
@@ -209,8 +246,11 @@ class Emulated:
             if unknown:
                 raise ValueError(f"unknown field: {', '.join(unknown)}")
         ids = body.get("input_ids")
-        if body.get("text") is not None or body.get("stream"):
-            raise ValueError("the emulated engine takes input_ids only, without streaming")
+        if body.get("text") is not None:
+            raise ValueError("the emulated engine takes input_ids only")
+        every = sampling.get("stream_interval") or 0
+        if body.get("stream") and every < 2:
+            raise ValueError("the emulated engine streams with a stream_interval only")
         if not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
             raise ValueError("input_ids must be a list of at least one id")
         limit = sampling.get("max_new_tokens", 128)
@@ -221,7 +261,9 @@ class Emulated:
             raise ValueError(f"Duplicate request ID detected: {rid}")
         key = prompt_hash(ids)
         echo = bool(body.get("return_prompt_token_ids"))
-        return Asked(rid, ids, key, limit, echo, self.stats.received[key] + 1, time.time())
+        tries = self.stats.received[key] + 1
+        every = every if body.get("stream") else 0
+        return Asked(rid, ids, key, limit, echo, tries, time.time(), every)
 
     # -- the other routes --------------------------------------------------------------------
 
@@ -246,11 +288,15 @@ class Emulated:
     async def metrics(self, _request: web.Request) -> web.Response:
         """The real meaning: `generation_tokens_total` grows only when a request ends, the decode
         mode of `realtime_tokens_total` with every step."""
+        if self.faults.no_metrics:
+            return web.Response(status=404)
         decoded, batch = self.batch.live_generated(), self.batch
         gauges = {
             "num_running_reqs": len(batch.running),
             "num_queue_reqs": len(batch.waiting),
             "token_usage": len(batch.running) / batch.slots,
+            "full_token_usage": len(batch.running) / batch.slots,
+            "mamba_usage": len(batch.running) / batch.slots,
             "gen_throughput": 0.0,
             "spec_accept_length": 3.2 if self.options.speculation else 0.0,
             "spec_accept_rate": 0.73 if self.options.speculation else 0.0,
@@ -262,6 +308,9 @@ class Emulated:
             "generation_tokens_total": self.finished_tokens["generation"],
             "num_requests_total": totals["answered"] + totals["aborted"],
             "num_aborted_requests_total": totals["aborted"],
+            "num_retracted_requests_total": self.faults.retracted,
+            "queue_time_seconds_sum": batch.queue_s,
+            "queue_time_seconds_count": batch.queued_ever,
             "realtime_tokens_total|decode": decoded,
         }
         return web.Response(text=shapes.metrics_text(self.options.model, gauges, counters))
@@ -274,12 +323,14 @@ class Emulated:
         return web.Response()
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        if self.options.tokenizer is None:
-            return _refusal("the emulated engine was started without --tokenizer")
+        if self.options.tokenizer is None:  # as on a server that has no such route
+            return web.Response(status=404)
         body = await request.json()
-        if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(_load_tokenizer, self.options.tokenizer)
-        ids = await asyncio.to_thread(_tokens, self._tokenizer, body)
+        assert self.template is not None
+        try:
+            ids = self.template.tokens(body)
+        except jinja2.TemplateError as exc:
+            return _refusal(str(exc))
         limit = self.options.context_length
         return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": limit})
 
@@ -333,25 +384,6 @@ def _http_error(status: int) -> web.Response:
 def _die() -> None:
     """End as a crashed SGLang does: killed by its own watchdog, no answer to anyone."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds, and rarely needed
-
-    return AutoTokenizer.from_pretrained(folder)
-
-
-def _tokens(tokenizer: Any, body: dict[str, Any]) -> list[int]:
-    if body.get("messages") is None:
-        return list(tokenizer.encode(body["prompt"], add_special_tokens=False))
-    text = tokenizer.apply_chat_template(
-        body["messages"],
-        tools=body.get("tools"),
-        tokenize=False,
-        add_generation_prompt=True,
-        **(body.get("chat_template_kwargs") or {}),
-    )
-    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def show_json(text: str) -> dict[str, Any]:

@@ -55,6 +55,7 @@ SAMPLING_FIELDS = frozenset(
         "structural_tag",
         "logit_bias",
         "custom_params",
+        "stream_interval",
     ]
 )
 SPECULATION = {
@@ -158,6 +159,12 @@ def generated(
         meta["spec_accept_rate"] = (accept_length - 1) / 3
         meta["spec_verify_ct"] = round(count / accept_length)
     return {"text": f"({count} emulated ids)", "output_ids": ids, "meta_info": meta}
+
+
+def piece(rid: str, ids: list[int], made: int) -> dict[str, Any]:
+    """One piece of a stream that is not the last."""
+    meta = {"id": rid, "finish_reason": None, "completion_tokens": made}
+    return {"text": f"({len(ids)} emulated ids)", "output_ids": ids, "meta_info": meta}
 
 
 def abort_finish(message: str = "Aborted") -> dict[str, Any]:

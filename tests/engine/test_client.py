@@ -20,7 +20,8 @@ from dflashq.core.errors import (
     EngineTransientError,
 )
 from dflashq.core.model import Generation, Sampling
-from dflashq.engine.sglang import SGLangClient, parse_metrics
+from dflashq.engine.metrics import parse_metrics
+from dflashq.engine.sglang import SGLangClient
 from tests.emulated import EmulatedEngine
 
 PROMPT, ENDS = [5, 6, 7], {9, 2}

@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 
 from dflashq.config import Settings
 from dflashq.core.errors import ConfigError, EngineError, EngineMismatchError
-from dflashq.engine.expect import check_server, effective_running_limit, lookup
+from dflashq.engine.expect import (
+    check_server,
+    effective_running_limit,
+    lookup,
+    running_limit,
+)
 from dflashq.engine.profiles import Concurrency, Profile, known_profiles, load_profile
 
-QWEN = ("qwen3.6-27b-rtxpro6000", "qwen3.6-27b-b200")
+QWEN = (
+    "qwen3.6-27b-rtxpro6000",
+    "qwen3.6-27b-b200",
+    "qwen3.6-27b-fp8-rtxpro6000",
+    "qwen3.6-27b-fp8-b200",
+)
 
 
 @pytest.fixture
@@ -52,8 +62,42 @@ def test_shipped_profiles_are_whole(name: str, own: Settings) -> None:
     check_server(profile, good_report(profile))
 
 
-def test_the_four_profiles_ship() -> None:
-    assert set(known_profiles()) >= {"smollm2-cpu", "tiny-cpu", *QWEN}
+def test_the_profiles_ship() -> None:
+    assert set(known_profiles()) == {"smollm2-cpu", "tiny-cpu", "external", *QWEN}
+
+
+@pytest.mark.parametrize("name", [*QWEN, "external"])
+def test_what_every_campaign_expects(name: str, own: Settings) -> None:
+    expect = load_profile(name, own).expectations()
+    assert expect["speculative_algorithm"] == "EAGLE"
+    assert [expect[f"speculative_{n}"] for n in ("num_steps", "eagle_topk")] == [3, 1]
+    assert expect["speculative_num_draft_tokens"] == 4
+    assert expect["context_length"] == 40960
+    assert expect["disable_radix_cache"] is True
+    assert expect["allow_auto_truncate"] is False
+    assert {"version", "internal_states.0.effective_max_running_requests_per_dp"} <= set(expect)
+
+
+def test_bf16_and_fp8_are_two_models(own: Settings) -> None:
+    assert len({load_profile(name, own).queue for name in QWEN}) == 2
+
+
+def test_an_external_server_gets_its_address_from_the_settings(tmp_path: Path) -> None:
+    values = {"cache_dir": tmp_path, "engine_url": "http://far:30000/", "engine_api_key": "k3y"}
+    settings = Settings(_env_file=None, **values)
+    profile = load_profile("external", settings)
+    assert profile.launch.url == "http://far:30000"
+    assert "k3y" not in repr(settings) + repr(profile) + profile.model_dump_json()
+    assert not load_profile("tiny-cpu", settings).launch.url
+
+
+def test_a_server_that_tells_no_running_limit_needs_one(own: Settings) -> None:
+    profile = load_profile("external", own)
+    assert running_limit(profile, {"max_running_requests": 48}) == 48
+    assert running_limit(profile, {}) == 64
+    silent = profile.model_copy(update={"concurrency": Concurrency()})
+    with pytest.raises(EngineError, match=r"set limit in its \[concurrency\]"):
+        running_limit(silent, {})
 
 
 @pytest.mark.parametrize("name", QWEN)
@@ -148,7 +192,8 @@ def test_unknown_and_unset_names_list_the_known(own: Settings) -> None:
         ('[model]\nid = "m"\nthinkng = true\n', "model.thinkng: Extra inputs"),
         ('[model]\nid = "m"\n[sampling]\ntop_p = 2\n', "sampling.top_p"),
         ('[model]\nid = "m"\n[launch]\nkind = "command"\n', "needs argv"),
-        ('[model]\nid = "m"\n[launch]\nkind = "external"\n', "needs url"),
+        ('[model]\nid = "m"\n[launch]\nurl = "http://u:p@h"\n', "DFLASHQ_ENGINE_API_KEY"),
+        ('[model]\nid = "m"\n[launch]\ndialect = "tgi"\n', "launch.dialect"),
         ('[model]\nid = "m"\n[launch]\nflags = [{flag = "--x", value = 1}]\n', "flags.0.why"),
         ('[model]\nid = "m"\n[launch]\nflags = [{flag = "x", why = "y"}]\n', "flags.0.flag"),
     ],
