@@ -1,5 +1,5 @@
 # Two images:
-#   docker build --target control -t dflashq .          the dflashq command and Flower; no GPU
+#   docker build --target control -t dflashq .          the dflashq command, monitor and Flower; no GPU
 #   docker build --target worker  -t dflashq-worker .   the same, and SGLang in /opt/engine
 
 # nvcc must be of the CUDA version that the engine's PyTorch was built for; the build compares them.
@@ -17,7 +17,7 @@ COPY setup.cfg pyproject.toml README.md LICENSE ./
 COPY dflashq dflashq
 COPY workers workers
 # The engine's version stands in one place, the extra `sglang` of setup.cfg.
-RUN /opt/dflashq/bin/pip install --no-cache-dir '.[flower]' \
+RUN /opt/dflashq/bin/pip install --no-cache-dir '.[flower,monitor]' \
     && python -c "import configparser as c; setup = c.RawConfigParser(); setup.read('setup.cfg'); \
 print(setup['options.extras_require']['sglang'].strip())" > /opt/engine.txt
 

@@ -7,11 +7,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KEEP ?=
 
-.PHONY: help setup check test engine demo demo-down format clean
+.PHONY: help setup check test browser acceptance bench chaos engine demo demo-down format clean
 
 help:
 	@echo "make demo   the whole job on this machine, with a real engine on the CPU (KEEP=1 leaves it up)"
 	@echo "make test   all tests, real servers included"
+	@echo "make chaos  a fleet under random faults: MINUTES=10, or KILLS=200; SEED=0"
+	@echo "make bench  the numbers to reach, with goal and verdict (half an hour)"
+	@echo "make acceptance  the trainers themselves read and train on an exported run"
+	@echo "make browser  the monitor in a real browser (apt-get install chromium chromium-driver, npm)"
 	@echo "make check  format, lint, types, layers, unit tests"
 
 setup: $(STAMP)
@@ -36,8 +40,32 @@ engine: setup
 
 test: check engine
 	$(BIN)/pytest -n 4 tests/ledger tests/embedded -m "not sglang"
-	$(BIN)/pytest tests/engine tests/fleet -m "not sglang"
+	$(BIN)/pytest -n 4 tests/web
+	$(BIN)/pytest tests/engine tests/fleet tests/browser -m "not sglang"
 	$(BIN)/pytest tests -m sglang
+
+AXE := build/axe/node_modules/axe-core/axe.min.js
+
+$(AXE):
+	npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4.14.1
+
+browser: setup $(AXE)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "no browser here: apt-get install chromium chromium-driver"; exit 1; }
+	$(BIN)/pytest tests/browser
+	@echo "screenshots: build/screens/"
+
+MINUTES ?= 10
+KILLS ?= 0
+SEED ?= 0
+
+chaos: setup
+	$(BIN)/python -m tests.fleet.chaos --minutes $(MINUTES) --kills $(KILLS) --seed $(SEED)
+
+bench: engine
+	$(BIN)/python -m tests.bench
+
+acceptance: engine
+	$(BIN)/python -m tests.acceptance
 
 demo: setup
 	$(BIN)/python scripts/demo.py $(if $(KEEP),--keep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import Field, SecretStr, ValidationError
@@ -50,7 +50,26 @@ class Settings(BaseSettings):
     keep_fsync: bool = Field(True, description="acknowledge kept work only when it is on disk")
     engine_restarts: int = Field(5, ge=0, description="engine restarts before the worker gives up")
     engine_python: str = Field("", description="python that has sglang; unset: the profile's own")
+    engine_url: str = Field("", description="address of a server that someone else runs")
+    engine_api_key: SecretStr | None = Field(None, description="its key; never logged or stored")
     model_path: str = Field("", description="model folder; unset: the profile's own")
+    stage: bool = Field(False, description="`host up` keeps the weights in /dev/shm")
+    log_format: Literal["console", "json"] = Field(
+        "console", description="how a worker logs: `console` for people, `json` for machines"
+    )
+    metrics_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="a worker's `/metrics`: this port plus its GPU index; 0: none",
+    )
+    metrics_host: str = Field("127.0.0.1", description="where a worker's `/metrics` listens")
+    webhook_url: SecretStr | None = Field(None, description="gets a POST when a person is wanted")
+    webhook_secret: SecretStr | None = Field(None, description="signs those, HMAC-SHA256")
+    notify_file: str = Field("", description="the same as JSON lines in a file; `-` is stdout")
+    monitor_token: SecretStr | None = Field(
+        None, description="token of the monitor, or NAME:TOKEN pairs with commas between"
+    )
     cache_dir: Path = Field(
         default_factory=lambda: _xdg("XDG_CACHE_HOME", ".cache"),
         description="engine environments and models",

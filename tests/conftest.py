@@ -19,6 +19,7 @@ from dflashq.core.errors import EmbeddedError
 from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3, free_s3_port
+from tests.produced import files, spellings
 
 pytest_plugins = ["tests.sglang_fixture"]
 
@@ -48,6 +49,20 @@ def _no_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own DFLASHQ_* settings must not decide a test."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"DFLASHQ_{name.upper()}", raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_tells_a_secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No file that the tests of this session leave behind holds a credential of theirs."""
+    yield
+    wanted = spellings(REDIS_PASSWORD) | spellings(SECRET_KEY)
+    told = [
+        path
+        for path, body in files(tmp_path_factory.getbasetemp())
+        # The server's own settings: readable by its user alone.
+        if not path.endswith("/redis.conf") and any(way in body for way in wanted)
+    ]
+    assert not told, f"credentials of the tests stand in {told}"
 
 
 @pytest.fixture(scope="session")

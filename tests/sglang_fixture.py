@@ -29,7 +29,12 @@ FLAGS = {
     "--max-running-requests": "32",
     "--served-model-name": "tiny-thinking",
 }
-SWITCHES = ("--disable-overlap-schedule", "--enable-metrics", "--sleep-on-idle")
+SWITCHES = (
+    "--disable-overlap-schedule",
+    "--enable-metrics",
+    "--incremental-streaming-output",
+    "--sleep-on-idle",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -43,5 +43,8 @@ app.user_options["worker"].add(
 app.user_options["worker"].add(
     Option(["--profile"], default=None, help="Engine profile: name or file. [DFLASHQ_PROFILE]")
 )
+app.user_options["worker"].add(
+    Option(["--rows"], is_flag=True, help="Write training rows; no engine, no GPU.")
+)
 steps.install(app)
 signals.install()

@@ -10,6 +10,7 @@ from typing import Any
 
 from dflashq.core.errors import DflashqError, LedgerError
 from dflashq.ledger import Hints, Ledger
+from dflashq.operations.room import full_places
 from dflashq.operations.sweep import Sweeper
 from dflashq.stages.generate import Generator
 
@@ -34,6 +35,26 @@ class ConsumerWatch:
         return now_s - self._since >= self._patience_s
 
 
+class RoomWatch:
+    """Closes the gate while a disk or /dev/shm is too full, with a sentence as the reason."""
+
+    def __init__(self, close: Callable[[str], None], open_: Callable[[str], None]) -> None:
+        self._close, self._open = close, open_
+        self._told: dict[str, str] = {}
+
+    def look(self, sentences: list[str]) -> None:
+        """Take in what is full now, one sentence a place (its first word); none is well."""
+        now = {sentence.split(" ", 1)[0]: sentence for sentence in sentences}
+        for place, sentence in now.items():
+            if place not in self._told:
+                log.error("the gate closes: %s", sentence)
+                self._close(sentence)
+                self._told[place] = sentence
+        for place in [place for place in self._told if place not in now]:
+            log.info("the gate opens: %s has room again", place)
+            self._open(self._told.pop(place))
+
+
 class Clock:
     """A thread that ticks every `sweep_s`; an outage of the ledger is waited out."""
 
@@ -45,19 +66,26 @@ class Clock:
         announce: Callable[[], None],
         judge_canaries: Callable[[], None],
         close_runs: Callable[[], None],
+        notify: Callable[[], None],
         on_hung: Callable[[], None],
     ) -> None:
         self._settings = generator.settings
         self._hints, self._generator = hints, generator
         self._announce, self._judge_canaries = announce, judge_canaries
-        self._close_runs, self._on_hung = close_runs, on_hung
+        self._close_runs, self._notify, self._on_hung = close_runs, notify, on_hung
         self._sweeper = Sweeper(ledger, hints, self._settings.lease_ttl_s)
         self._watch = ConsumerWatch(self._settings.consumer_patience_s)
+        self._room = RoomWatch(generator.close_gate, generator.open_gate)
+        self._consuming = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clock", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def consumer_starts(self) -> None:
+        """The engine is ready, so hints are taken from now on. Safe to repeat."""
+        self._consuming.set()
 
     def stop(self) -> None:
         """End the thread; blocks until its tick is over. Safe to repeat."""
@@ -78,10 +106,12 @@ class Clock:
     def _tick(self) -> None:
         # First what this worker can go on with, or the sweep's hints lead others to it.
         self._generator.reclaim()
+        self._room.look(full_places(self._settings))
         self._sweeper.sweep(self._settings.sweep_s * 0.8)
         self._announce()
         self._judge_canaries()
         self._close_runs()
+        self._notify()
         if self._consumer_hung():
             log.critical(
                 "the consumer has taken no hint for %.0f s though some wait: this worker hands its "
@@ -91,7 +121,8 @@ class Clock:
             self._on_hung()
 
     def _consumer_hung(self) -> bool:
-        if self._generator.draining.is_set():
+        # While the first engine loads, which may take minutes, nobody is there to take hints.
+        if self._generator.draining.is_set() or not self._consuming.is_set():
             return False
         look: dict[str, Any] = {
             "taken": self._generator.taken,

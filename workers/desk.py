@@ -24,6 +24,7 @@ from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
 from dflashq.stages.station import Station
 from workers.clock import Clock
+from workers.telling import Telling
 
 log = logging.getLogger(__name__)
 
@@ -38,25 +39,29 @@ class Desk:
         self.settings, self.profile, self.name = settings, profile, name
         self._ledger, self._blobs = Ledger(settings), Blobs(settings)
         self._hints = Hints(settings)
-        self._keeper = LeaseKeeper(self._ledger, settings.lease_ttl_s)
+        self.keeper = LeaseKeeper(self._ledger, settings.lease_ttl_s)
         self.station = Station(
             *(profile, Renderer(profile.model.path), LoopThread(), Keeping(self._ledger)),
             settings.engine_api_key,
         )
+        self.station.proven = self.keeper.proven
         self.generator = Generator(
-            settings, name, self.station, self._ledger, self._blobs, self._keeper
+            settings, name, self.station, self._ledger, self._blobs, self.keeper
         )
         self.on_engine_lost: Callable[[], None] = lambda: None
         self.on_consumer_hung: Callable[[], None] = lambda: None
+        self._telling = Telling(self, self._ledger)
         self._clock = Clock(
             *(self._ledger, self._hints, self.generator, self._announce),
             judge_canaries=lambda: judge_canaries(self._ledger, self._blobs, self._hints),
             close_runs=self._close_runs,
+            notify=self._telling.notifier.check,
             on_hung=self._consumer_hung,
         )
         self._closed: dict[str, int] = {}
         self._closing: threading.Thread | None = None
-        self._engine_state, self._engine_restarts = "starting", -1
+        self._engine_state, self._starts = "starting", 0
+        self.engine_url = ""
         self._measured = (time.monotonic(), 0)
 
     def open(self) -> None:
@@ -72,13 +77,15 @@ class Desk:
         for run in self._ledger.runs():
             for batch in self._ledger.disown(run, self.name):
                 log.info("disowned: run=%s batch=%s: this worker died with it", run, batch)
-        self._keeper.start()
+        self.keeper.start()
+        self._telling.start()
         self._clock.start()
 
     def close(self) -> None:
         """After the pool is empty: end the threads, take the worker off the list."""
         self._clock.stop()
-        self._keeper.stop()
+        self._telling.stop()
+        self.keeper.stop()
         self.station.close()
         try:
             # What was handed back must not wait for the next worker's sweep.
@@ -90,17 +97,19 @@ class Desk:
     # --- the engine's life, told by its supervisor
 
     def engine_ready(self, base_url: str, server_info: dict[str, Any]) -> None:
-        self._engine_state = "ready"
-        self._engine_restarts += 1
+        self._engine_state, self.engine_url = "ready", base_url
+        self._starts += 1
         self.station.engine_ready(base_url, server_info)
+        self._clock.consumer_starts()
 
     def engine_down(self, reason: str) -> None:
-        self._engine_state = "down"
+        self._engine_state, self.engine_url = "down", ""
         self.station.engine_down(reason)
 
     def engine_failed(self, error: DflashqError) -> None:
         """The supervisor gave up: the worker hands its batches back and exits non-zero."""
-        self._engine_state = "failed"
+        self._engine_state, self.engine_url = "failed", ""
+        self._telling.engine_failed(error)
         self.station.engine_down(str(error))
         self.on_engine_lost()
 
@@ -149,6 +158,11 @@ class Desk:
         self._measured = (now, tokens)
         return round((tokens - before) / max(now - then, 1e-3), 1)
 
+    @property
+    def engine_restarts(self) -> int:
+        """Starts of the engine after the first."""
+        return max(0, self._starts - 1)
+
     def _announce(self) -> None:
         gate, vitals = self.station.gate, self.station.vitals
         row = {
@@ -157,7 +171,7 @@ class Desk:
             "gpu": self.settings.gpu,
             "profile": self.profile.name,
             "engine": self._engine_state,
-            "restarts": max(0, self._engine_restarts),
+            "restarts": self.engine_restarts,
             "output_tokens": self.station.output_tokens,
             "tokens_per_s": self._rate(),
             "in_flight": gate.in_flight,

@@ -9,22 +9,19 @@ from typing import Any
 from celery import signals
 from celery.worker import state as worker_state
 
-from workers import desk
-
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from workers import desk, logs
 
 
 def install() -> None:
     """Connect our handlers to Celery's signals. Safe to repeat."""
     signals.setup_logging.connect(_log, weak=False, dispatch_uid="dflashq-log")
     signals.worker_shutting_down.connect(_shutting_down, weak=False, dispatch_uid="dflashq-stop")
+    signals.celeryd_after_setup.connect(_unacked, weak=False, dispatch_uid="dflashq-hints")
     signals.worker_ready.connect(_own_sigquit, weak=False, dispatch_uid="dflashq-quit")
 
 
 def _log(loglevel: int | None = None, logfile: str | None = None, **_: Any) -> None:
-    logging.basicConfig(level=loglevel or logging.INFO, format=FORMAT, filename=logfile, force=True)
-    # Celery tells of every hint; the batches tell it better.
-    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+    logs.configure(loglevel or logging.INFO, logfile)
 
 
 def _shutting_down(**_: Any) -> None:
@@ -32,6 +29,13 @@ def _shutting_down(**_: Any) -> None:
     owner = desk.current()
     if owner is not None:
         owner.generator.refuse_work()
+
+
+def _unacked(instance: Any, **_: Any) -> None:
+    """A hint is gone once it is popped. Kombu's book of unacknowledged messages would be a write
+    that a full Redis refuses, which ends the consumer; and nobody needs a hint restored."""
+    for queue in instance.app.amqp.queues.consume_from.values():
+        queue.no_ack = True
 
 
 def _own_sigquit(**_: Any) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 from celery import Celery, bootsteps
@@ -13,7 +14,13 @@ from celery.worker import components
 from celery.worker import state as worker_state
 
 from dflashq.config import Settings, load
-from dflashq.core.errors import DflashqError, UsageError
+from dflashq.core import keys
+from dflashq.core.errors import (
+    BlobError,
+    DflashqError,
+    LedgerUnreachableError,
+    UsageError,
+)
 from dflashq.engine.profiles import load_profile
 from dflashq.engine.supervisor import EngineSupervisor
 from workers import desk
@@ -25,6 +32,7 @@ log = logging.getLogger(__name__)
 ENGINE_LOST = 70  # the engine is beyond repair on this host
 CONSUMER_HUNG = 75  # a fresh process will do
 ABANDON_S = 15.0
+BOOT_RETRY_S = 1.0
 _DEFAULT_NODE = "celery@"
 
 
@@ -43,14 +51,30 @@ def node_name(given: str, gpu: str) -> str:
     return given
 
 
+def rows_name(given: str) -> str:
+    """The name of a worker without an engine: as given with -n, else `rows@host`."""
+    host = given.removeprefix(_DEFAULT_NODE)
+    return given if host == given else f"rows@{host}"
+
+
 class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Owns the desk and the engine: started before the pool, stopped after it."""
 
     def __init__(
-        self, parent: Any, gpu: str | None = None, profile: str | None = None, **kwargs: Any
+        self,
+        parent: Any,
+        gpu: str | None = None,
+        profile: str | None = None,
+        rows: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(parent, **kwargs)
         self.supervisor: EngineSupervisor | None = None
+        self.enabled = not rows
+        if rows:
+            parent.hostname = rows_name(parent.hostname)
+            parent.app.amqp.queues.select(keys.ROWS_QUEUE)
+            return
         chosen = {k: v for k, v in (("gpu", gpu), ("profile", profile)) if v is not None}
         try:
             self.settings: Settings = load(**chosen)
@@ -66,7 +90,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Block until the engine is ready; a half-started worker cleans up after itself."""
         try:
             owner = desk.install(Desk(self.settings, self.profile, parent.hostname))
-            owner.open()
+            _open_patiently(owner)
             self._start_engine(owner)
         except DflashqError as exc:
             self.stop(parent)
@@ -82,6 +106,9 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             on_ready=owner.engine_ready,
             on_down=owner.engine_down,
             on_failed=owner.engine_failed,
+            on_vitals=owner.station.engine_vitals,
+            truth=owner.station.check_engine,
+            in_flight=lambda: owner.station.gate.in_flight,
         )
         owner.on_engine_lost = _stop_worker
         owner.on_consumer_hung = self._abandon
@@ -138,6 +165,21 @@ class DrainStep(bootsteps.StartStopStep):  # type: ignore[misc]
         owner = desk.current()
         if owner is not None:
             owner.generator.drain(0.0)
+
+
+def _open_patiently(owner: Desk) -> None:
+    """Wait out an outage of Redis or S3 at boot; what they refuse ends the worker at once."""
+    while True:
+        try:
+            owner.open()
+        except (LedgerUnreachableError, BlobError) as exc:
+            if isinstance(exc, BlobError) and not exc.transient:
+                raise
+            log.warning("the boot waits: %s", exc)
+        else:
+            return
+        worker_state.maybe_shutdown()
+        time.sleep(BOOT_RETRY_S)
 
 
 def _stop_worker() -> None:

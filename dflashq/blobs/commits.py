@@ -107,6 +107,14 @@ def _reference(key: str, metadata: dict[str, str], fingerprint: str) -> ObjectRe
     return ref
 
 
+def accepted_rows(blobs: Blobs, ref: ObjectRef) -> Iterator[dict[str, Any]]:
+    """The samples of a commit; BlobMissingError, or ConflictError when damaged."""
+    body = blobs.get(ref.key).body
+    if codec.sha256(body) != ref.sha256:
+        raise ConflictError(f"{ref.key} is damaged: its sha256 is not the one its metadata names")
+    yield from codec.decode_rows(body)
+
+
 def rejected_rows(blobs: Blobs, ref: ObjectRef) -> Iterator[dict[str, Any]]:
     """The rejected rows that a commit names; BlobMissingError, or ConflictError when damaged."""
     if ref.rejected_key is None:

@@ -18,6 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from pydantic import SecretStr
 
 from dflashq.config import Settings
+from dflashq.core import metrics
 from dflashq.core.errors import BlobError, BlobMissingError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, MAX_TRIES = 5.0, 60.0, 5
 _CONFLICT_TRIES, _CONFLICT_PAUSE_S = 8, 0.1
 _RACERS = 16
-_PRECONDITION_FAILED, _CONFLICT, _NOT_FOUND = 412, 409, 404
+_PRECONDITION_FAILED, _CONFLICT, _NOT_FOUND, _SERVER_ERROR = 412, 409, 404, 500
 
 Answer = TypeVar("Answer")
 
@@ -45,7 +46,8 @@ def _plain(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
-def _make_client(settings: Settings) -> S3Client:
+def make_client(settings: Settings) -> S3Client:
+    """A client with the address, keys, timeouts and retries of the settings."""
     return boto3.session.Session().client(
         "s3",
         endpoint_url=settings.s3_endpoint_url,
@@ -78,7 +80,7 @@ class Blobs:
         self.bucket = settings.s3_bucket
         self.prefix = settings.s3_prefix.strip("/") + "/" if settings.s3_prefix.strip("/") else ""
         self._endpoint = settings.s3_endpoint_url or "AWS"
-        self._client = _make_client(settings)
+        self._client = make_client(settings)
 
     def __repr__(self) -> str:
         return f"Blobs({self._endpoint}, bucket={self.bucket!r}, prefix={self.prefix!r})"
@@ -102,6 +104,7 @@ class Blobs:
                 self._raise("put", key, exc)
             else:
                 return True
+        metrics.S3_ERRORS.add(verb="put")
         raise BlobError(
             f"s3://{self.bucket}/{self.prefix}{key} was not written: other writers kept the key "
             f"busy (HTTP 409) over {_CONFLICT_TRIES} tries. Safe to try again."
@@ -194,12 +197,18 @@ class Blobs:
             code = exc.response.get("Error", {}).get("Code", "unknown")
             if _status(exc) == _NOT_FOUND and code in {"404", "NoSuchKey", "NotFound"}:
                 raise BlobMissingError(f"{place} does not exist ({verb}).") from None
-            raise BlobError(f"S3 refused to {verb} {place}: {code}. {_advice(code)}") from None
+        metrics.S3_ERRORS.add(verb=verb)
+        if isinstance(exc, ClientError):
+            raise BlobError(
+                f"S3 refused to {verb} {place}: {code}. {_advice(code)}",
+                transient=_status(exc) >= _SERVER_ERROR,
+            ) from None
         if isinstance(exc, NoCredentialsError):
             raise BlobError(f"cannot {verb} {place}: no credentials. {_CREDENTIALS}") from None
         raise BlobError(
             f"cannot {verb} {place}: {type(exc).__name__} at {self._endpoint}. Nothing is known to "
-            "be written; safe to try again. Check DFLASHQ_S3_ENDPOINT_URL and that S3 is up."
+            "be written; safe to try again. Check DFLASHQ_S3_ENDPOINT_URL and that S3 is up.",
+            transient=True,
         ) from None
 
 

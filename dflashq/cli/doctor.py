@@ -11,6 +11,7 @@ import click
 from dflashq.cli.session import Session, answer, json_option, pass_session
 from dflashq.operations.doctor import FAILED, Finding, machine, services
 from dflashq.operations.doctor_engine import engine
+from dflashq.operations.preflight import preflight
 
 
 @click.command()
@@ -18,14 +19,15 @@ from dflashq.operations.doctor_engine import engine
 @json_option
 @pass_session
 def doctor(session: Session, profile: str | None, as_json: bool) -> None:
-    """Check Redis, S3, clock, engine, model files, tokenizer, GPU and disk.
+    """Check Redis, S3, clock, engine, model files, tokenizer, GPU, drivers, memory and disk.
 
     Each line is ok or says what to do; exit code 1 when any failed.
     """
     settings = session.settings
     name = settings.profile if profile is None else profile
     findings = []
-    for finding in chain(services(settings), engine(settings, name), machine(settings)):
+    host = (engine(settings, name), preflight(settings, name), machine(settings))
+    for finding in chain(services(settings), *host):
         findings.append(finding)
         if not as_json:
             click.echo("\n".join(_lines(finding)))

@@ -57,7 +57,14 @@ class LeaseLostError(DflashqError):
 
 
 class BlobError(DflashqError):
-    """S3 refused or did not answer; the object was not confirmed."""
+    """S3 refused or did not answer; the object was not confirmed.
+
+    `transient`: it did not answer, or not in its right mind (5xx): another try may succeed.
+    """
+
+    def __init__(self, sentence: str, *, transient: bool = False) -> None:
+        self.transient = transient
+        super().__init__(sentence)
 
 
 class BlobMissingError(BlobError):

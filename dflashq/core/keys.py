@@ -10,6 +10,8 @@ import re
 
 NAMESPACE = "dflashq"
 GENERATE_TASK = "dflashq.generate"
+TOKENIZE_TASK = "dflashq.tokenize"
+ROWS_QUEUE = "rows"
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BATCH_NAME = re.compile(r"batch-(\d{6,})(?:\.r(\d+))?")
 
@@ -17,6 +19,10 @@ RUNS = f"{NAMESPACE}:runs"
 EPOCH = f"{NAMESPACE}:epoch"
 SWEEP_LOCK = f"{NAMESPACE}:sweep-lock"
 WORKERS = f"{NAMESPACE}:workers"
+NOTICES_LOCK = f"{NAMESPACE}:notices-lock"
+MONITOR_LEAD = f"{NAMESPACE}:monitor:lead"
+MONITOR_FLEET = f"{NAMESPACE}:monitor:fleet"
+MONITOR_EVENTS = f"{NAMESPACE}:monitor:events"
 
 
 def valid_run_name(name: str) -> bool:
@@ -58,6 +64,11 @@ def closing_lock(run: str) -> str:
     return redis_run(run, "closing")
 
 
+def notice(about: str, name: str) -> str:
+    """Held while a person is told of something, and kept once told; `about` a run or a worker."""
+    return redis_run(about, f"notice:{name}")
+
+
 def run_prefix(run: str) -> str:
     return f"runs/{run}/"
 
@@ -89,6 +100,15 @@ def rejected_object(run: str, batch: str, sha256: str) -> str:
     return f"runs/{run}/rejected/{batch}.{sha256[:16]}.jsonl.zst"
 
 
+def rows_prefix(run: str) -> str:
+    return f"runs/{run}/rows/"
+
+
+def rows_object(run: str, batch: str) -> str:
+    """The training rows of a committed batch."""
+    return f"runs/{run}/rows/{batch}.parquet"
+
+
 def revision_json(run: str, batch: str) -> str:
     """The record of a revision: which prompt object its batch reads."""
     return f"runs/{run}/revisions/{batch}.json"
@@ -110,3 +130,8 @@ def quarantine_object(run: str, batch: str, sha256: str) -> str:
 def manifest_json(run: str) -> str:
     """The record of a finished run: every committed object with its sha256 and counts."""
     return f"runs/{run}/manifest.json"
+
+
+def progress_json(run: str) -> str:
+    """How a run fares, written every minute: for whoever cannot reach Redis."""
+    return f"runs/{run}/progress.json"

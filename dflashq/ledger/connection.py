@@ -11,6 +11,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
 
 from dflashq.config import Settings
+from dflashq.core import metrics
 from dflashq.core.errors import LedgerError, LedgerUnreachableError
 
 # A short retry only: whoever can wait longer does so above, with its own stop condition.
@@ -54,10 +55,12 @@ def translated(address: str, doing: str) -> Iterator[None]:
     try:
         yield
     except redis.AuthenticationError as exc:
+        metrics.REDIS_ERRORS.add(kind="refused")
         raise LedgerError(
             f"Redis at {address} refused the password while {doing}: set DFLASHQ_REDIS_PASSWORD."
         ) from exc
     except TRANSPORT as exc:
+        metrics.REDIS_ERRORS.add(kind="unreachable")
         raise LedgerUnreachableError(
             f"Redis at {address} did not answer while {doing} ({exc}); nothing is lost, it can be "
             "tried again: see that Redis is up and DFLASHQ_REDIS_URL right."

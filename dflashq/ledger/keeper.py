@@ -27,6 +27,7 @@ class LeaseKeeper:
     def __init__(self, ledger: Ledger, ttl_s: float) -> None:
         self._ledger, self._ttl_s = ledger, ttl_s
         self._held: dict[Lease, Lost] = {}
+        self._renewed: dict[Lease, float] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease-keeper", daemon=True)
@@ -44,10 +45,21 @@ class LeaseKeeper:
     def hold(self, lease: Lease, lost: Lost) -> None:
         with self._lock:
             self._held[lease] = lost
+            self._renewed[lease] = time.monotonic()
 
     def drop(self, lease: Lease) -> None:
         with self._lock:
             self._held.pop(lease, None)
+            self._renewed.pop(lease, None)
+
+    def proven(self, lease: Lease) -> bool:
+        """Whether nobody else can have this lease: it was renewed within its time to live.
+
+        A worker that was frozen or cut off may have been replaced and not know it yet: what it
+        begins then, another one may have kept already. Does not block.
+        """
+        renewed = self._renewed.get(lease)
+        return renewed is not None and time.monotonic() - renewed < self._ttl_s
 
     def held(self) -> list[Lease]:
         with self._lock:
@@ -92,8 +104,12 @@ class LeaseKeeper:
                 self._lose(lease, state)
 
     def _renew(self, run: str, leases: list[Lease]) -> None:
+        asked = time.monotonic()
         state, held = self._ledger.renew(run, leases, self._ttl_s)
         for lease, mine in zip(leases, held, strict=True):
+            with self._lock:
+                if mine and lease in self._held:
+                    self._renewed[lease] = asked
             if not mine:
                 self._lose(lease, "unknown" if state == "unknown" else "fenced")
             elif state != "active":
@@ -102,6 +118,7 @@ class LeaseKeeper:
     def _lose(self, lease: Lease, why: str) -> None:
         with self._lock:
             lost = self._held.pop(lease, None)
+            self._renewed.pop(lease, None)
         if lost is not None:
             log.warning("lease lost: run=%s batch=%s: %s", lease.run, lease.batch, why)
             lost(why)

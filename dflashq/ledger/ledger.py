@@ -264,10 +264,9 @@ class Ledger:
     # --- what is known
 
     def runs(self) -> dict[str, str]:
-        """All known runs with their queues."""
+        """All known runs with their queues, the oldest run first."""
         with self._translated("listing the runs"):
-            rows = self._redis.hgetall(keys.RUNS)
-        return {name.decode(): queue.decode() for name, queue in rows.items()}
+            return reads.runs(self._redis)
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """What each worker last announced; `silent_s` is its age."""

@@ -29,6 +29,16 @@ def decode_kept(raw: dict[bytes, bytes]) -> Kept:
     return kept
 
 
+def runs(client: Any) -> dict[str, str]:
+    """All known runs with their queues, the oldest run first."""
+    queues = _text(client.hgetall(keys.RUNS))
+    pipe = client.pipeline(transaction=False)
+    for name in queues:
+        pipe.hget(keys.redis_run(name, "run"), "created")
+    ages = dict(zip(queues, (float(at or 0) for at in pipe.execute()), strict=True))
+    return dict(sorted(queues.items(), key=lambda row: (ages[row[0]], row[0])))
+
+
 def _leased(client: Any, run: str, names: list[bytes]) -> list[BatchStatus]:
     if not names:
         return []

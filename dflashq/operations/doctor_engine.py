@@ -66,7 +66,9 @@ def _importable(profile: Profile) -> str:
             "DFLASHQ_ENGINE_PYTHON"
         )
     code = "import sglang; print(sglang.__version__)"
-    version = _run([launch.python, "-c", code], launch.env, IMPORT_TIMEOUT_S, "importing sglang")
+    version = run_tool(
+        [launch.python, "-c", code], launch.env, IMPORT_TIMEOUT_S, "importing sglang"
+    )
     return f"sglang {version} in {launch.python}"
 
 
@@ -106,7 +108,7 @@ def _weights(folder: Path) -> list[str]:
 
 def _renders(profile: Profile) -> str:
     command = [sys.executable, "-c", RENDER, profile.model.path, str(profile.model.thinking)]
-    count = _run(command, {}, RENDER_TIMEOUT_S, "rendering a prompt")
+    count = run_tool(command, {}, RENDER_TIMEOUT_S, "rendering a prompt")
     return f"renders a prompt into {count} ids"
 
 
@@ -128,8 +130,13 @@ def _gpu(settings: Settings, profile: Profile | None) -> str:
 
 def _needs_gpu(profile: Profile) -> bool:
     """Whether this host's GPU is asked for; of other launch kinds than sglang nobody knows."""
+    return profile.launch.kind == "sglang" and not on_cpu(profile)
+
+
+def on_cpu(profile: Profile) -> bool:
+    """Whether the profile asks SGLang to run without a GPU."""
     words = [word for flag in profile.launch.flags for word in flag.words()]
-    return profile.launch.kind == "sglang" and ("--device", "cpu") not in pairwise(words)
+    return profile.launch.kind == "sglang" and ("--device", "cpu") in pairwise(words)
 
 
 def _gpus() -> list[str]:
@@ -137,7 +144,7 @@ def _gpus() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
-    rows = _run(query, {}, GPU_TIMEOUT_S, "listing the GPUs").splitlines()
+    rows = run_tool(query, {}, GPU_TIMEOUT_S, "listing the GPUs").splitlines()
     return [row.replace(", ", ": ", 1) for row in rows if row.strip()]
 
 
@@ -145,8 +152,8 @@ def _is(gpu: str, wanted: str) -> bool:
     return gpu.partition(":")[0] == wanted or gpu.rpartition(", ")[2] == wanted
 
 
-def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, doing: str) -> str:
-    """The last line that a process printed; DflashqError with the end of its errors."""
+def run_tool(command: Sequence[str], env: Mapping[str, str], timeout_s: float, doing: str) -> str:
+    """What a process printed; DflashqError with the end of its errors."""
     try:
         done = subprocess.run(
             command,

@@ -52,11 +52,11 @@ def reconcile(
     record = runs.read_run(blobs, run)
     known = ledger.state(run) != "unknown"
     result = Reconciled(run, known, _restore(ledger, blobs, record))
-    done = ledger.done(run)
+    done, dead = ledger.done(run), ledger.status(run).dead
     batches = list(_batches(blobs, record))
     missing = []
     for number, (batch, superseded) in enumerate(batches, 1):
-        ref = _committed(blobs, record, batch, result, quarantine)
+        ref = _committed(blobs, record, batch, result, quarantine, whole=batch.name in dead)
         name = batch.name
         if ref is None:
             if name in done and ledger.forget(
@@ -102,13 +102,23 @@ def _batches(blobs: Blobs, record: RunRecord) -> Iterator[tuple[BatchRecord, dic
 
 
 def _committed(
-    blobs: Blobs, record: RunRecord, batch: BatchRecord, result: Reconciled, quarantine: bool
+    blobs: Blobs,
+    record: RunRecord,
+    batch: BatchRecord,
+    result: Reconciled,
+    quarantine: bool,
+    *,
+    whole: bool,
 ) -> ObjectRef | None:
-    """The reference of a batch's commit; None when there is none of ours."""
+    """The reference of a batch's commit; None when there is none of ours.
+
+    `whole`: read its bytes too, since this batch may be dead because of them.
+    """
     try:
         ref = read_reference(blobs, record.name, batch.name, record.fingerprint)
-        if ref is not None and ref.rejected_key and blobs.head(ref.rejected_key) is None:
-            # Its rejected rows are lost: who they were follows from the whole object.
+        lost = ref is not None and ref.rejected_key and blobs.head(ref.rejected_key) is None
+        if ref is not None and (lost or whole):
+            # With its rejected rows lost, who they were follows from the whole object.
             indexes = {prompt.index for prompt in runs.read_prompts(blobs, batch)}
             return read_commit(blobs, record.name, batch.name, record.fingerprint, indexes).ref
     except BlobMissingError:

@@ -103,13 +103,16 @@ def worker_views(workers: Mapping[str, Mapping[str, Any]]) -> list[WorkerView]:
 
 
 def run_view(
-    status: RunStatus, workers: list[WorkerView], measured_per_s: float | None = None
+    status: RunStatus,
+    workers: list[WorkerView],
+    measured_per_s: float | None = None,
+    estimated_left_s: float | None = None,
 ) -> RunView:
     """A run in numbers and one sentence.
 
     `measured_per_s` is the run's tokens per second where the caller measured them over a while;
     otherwise what its workers announced last is added up. A worker with several runs counts
-    wholly for each.
+    wholly for each. `estimated_left_s` is the caller's better estimate of what is left.
     """
     mine = [w for w in workers if w.alive and w.works_on(status.name)]
     announced = sum(w.tokens_per_s for w in mine)
@@ -119,6 +122,7 @@ def run_view(
     known = status.pending + len(status.leased) + status.done + len(status.dead)
     settled = counters.get("prompts", 0)
     tokens = counters.get("output_tokens", 0)
+    left = left_s(settled, status.prompts, tokens, per_s)
     view = RunView(
         name=status.name,
         state=status.state,
@@ -142,7 +146,7 @@ def run_view(
         age_s=max(0.0, (status.now_ms - status.created_ms) / 1000),
         working=len(mine),
         tokens_per_s=round(per_s, 1),
-        left_s=left_s(settled, status.prompts, tokens, per_s),
+        left_s=left if estimated_left_s is None else estimated_left_s,
         waits_for=status.waits_for,
     )
     return _with_sentence(view, sum(1 for w in workers if w.alive))

@@ -28,9 +28,7 @@ def hint_pending(ledger: Ledger, hints: Hints, queue: str) -> int:
     doubled one finds nothing to claim. Blocks; safe to repeat.
     """
     pending = {
-        run: ledger.claimable(run)
-        for run, its_queue in sorted(ledger.runs().items())
-        if its_queue == queue
+        run: ledger.claimable(run) for run, its_queue in ledger.runs().items() if its_queue == queue
     }
     missing = sum(map(len, pending.values())) - hints.waiting(queue)
     published = 0

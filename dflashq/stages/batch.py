@@ -62,7 +62,6 @@ class BatchWork:
             lambda: commits.committed(self._blobs, lease.run, lease.batch), "looking for a commit"
         ):
             return committer.adopt({prompt.index for prompt in prompts})
-        attempt.number = attempt.patiently(lambda: self._ledger.begin(lease), "beginning")
         attempt.patiently(
             lambda: self._breaker.begin(lease.run, record.spec.guard), "reading the tolerance"
         )

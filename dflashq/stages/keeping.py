@@ -28,6 +28,7 @@ class Keeping:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._waiting: dict[Attempt, deque[KeptEntry]] = {}
+        self._beginning: set[Attempt] = set()
         self._change = threading.Condition()
         self._running = True
         self.full = False
@@ -41,6 +42,17 @@ class Keeping:
             self._waiting.setdefault(attempt, deque()).append(entry)
             self._change.notify_all()
 
+    def begin(self, attempt: Attempt) -> None:
+        """Count this attempt: its first generation is admitted. Does not block; safe to repeat.
+
+        One that only waited behind older batches has cost nothing and spends nothing.
+        """
+        if not attempt.begun:
+            attempt.begun = True
+            with self._change:
+                self._beginning.add(attempt)
+                self._change.notify_all()
+
     def flush(self, attempt: Attempt, timeout_s: float) -> bool:
         """Block until all entries of this attempt are on disk; False when time ran out first."""
         with self._change:
@@ -50,6 +62,7 @@ class Keeping:
         """Drop what is not written yet: the batch is done, or its lease is lost."""
         with self._change:
             self._waiting.pop(attempt, None)
+            self._beginning.discard(attempt)
             self._settle()
 
     def close(self) -> None:
@@ -67,15 +80,32 @@ class Keeping:
     def _write(self) -> None:
         while True:
             with self._change:
-                self._change.wait_for(lambda: self._waiting or not self._running)
+                self._change.wait_for(lambda: self._waiting or self._beginning or not self._running)
                 if not self._running:
                     return
                 rounds = [(a, list(q)[:PER_CALL]) for a, q in self._waiting.items()]
+                beginning = list(self._beginning)
             # Every attempt gets its turn; only when none could write is there reason to wait.
-            written = [self._keep(attempt, entries) for attempt, entries in rounds]
+            written = [self._begin(attempt) for attempt in beginning]
+            written += [self._keep(attempt, entries) for attempt, entries in rounds]
             if not any(written):
                 with self._change:
                     self._change.wait_for(lambda: not self._running, RETRY_S)
+
+    def _begin(self, attempt: Attempt) -> bool:
+        """One round trip; True when it got somewhere."""
+        try:
+            self._ledger.begin(attempt.lease)
+        except LeaseLostError:
+            self.forget(attempt)
+            attempt.stop("fenced")
+            return True
+        except LedgerError as exc:
+            log.warning("beginning waits: batch=%s: %s", attempt.lease.batch, exc)
+            return False
+        with self._change:
+            self._beginning.discard(attempt)
+        return True
 
     def _keep(self, attempt: Attempt, entries: list[KeptEntry]) -> bool:
         """One round trip; True when it got somewhere."""

@@ -164,6 +164,7 @@ class Station:
             async with self.gate.slot(order, alone=alone):
                 room = not self.keeping.full or self._oldest() is attempt
                 if room and self.proven(attempt.lease):
+                    self.keeping.begin(attempt)
                     yield
                     return
             # Not a poll of the engine: room comes from another batch's commit, seconds away, and

@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -109,6 +110,9 @@ class Arena(Fleet):
         self._runs: list[str] = []
         self._stack = contextlib.ExitStack()
 
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *exc: object) -> None:
         for worker in self.workers:  # one that is stopped hears no SIGTERM
             with contextlib.suppress(ProcessLookupError):
@@ -168,9 +172,12 @@ class Arena(Fleet):
         for run in self._runs:
             if self.ledger.state(run) != "unknown" and not self.ledger.status(run).finished:
                 control.cancel(self.ledger, self.blobs, run, "its test is over")
-                wait_until(lambda r=run: not self.ledger.status(r).leased, f"{run} is let go", 30)
+                wait_until(partial(self._let_go, run), f"{run} is let go", 30)
         self._runs.clear()
         self.set_faults()
+
+    def _let_go(self, run: str) -> bool:
+        return not self.ledger.status(run).leased
 
     def set_faults(self, **faults: object) -> None:
         """Change the engines' faults from now on; none given: those of the profile."""

@@ -17,7 +17,7 @@ import psutil
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
-from dflashq.core.model import RunRecord, RunSpec, Sampling
+from dflashq.core.model import Guard, RunRecord, RunSpec, Sampling
 from dflashq.engine.profiles import Profile, load_profile
 from dflashq.ledger import Hints, Lease, Ledger
 from dflashq.operations.enqueue import enqueue, run_record
@@ -27,6 +27,8 @@ from tests.emulated import prompt_hash
 from tests.environment import environment
 
 ROOT = Path(__file__).parents[2]
+# Most tests are about something else than a run that stops itself.
+UNGUARDED = Guard(canary=0, max_rejected=1.0, min_median_tokens=0)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
@@ -40,14 +42,16 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0
 class Worker:
     """One `celery -A workers worker` process in a session of its own."""
 
-    def __init__(self, settings: Settings, profile: Path, name: str, log: Path) -> None:
+    def __init__(
+        self, settings: Settings, profile: Path, name: str, log: Path, loglevel: str = "INFO"
+    ) -> None:
         self.name, self.log = f"{name}@test", log
         self._ledger = Ledger(settings)
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "celery", "-A", "workers", "worker"),
-                    *("-n", self.name, "--profile", str(profile), "--loglevel", "INFO"),
+                    *("-n", self.name, "--profile", str(profile), "--loglevel", loglevel),
                     *("--without-gossip", "--without-mingle"),
                 ],
                 cwd=ROOT,
@@ -116,8 +120,9 @@ class Fleet:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def start(self, name: str, *, wait: bool = True) -> Worker:
-        worker = Worker(self.settings, self.profile_path, name, self.folder / f"{name}.log")
+    def start(self, name: str, *, wait: bool = True, loglevel: str = "INFO") -> Worker:
+        log = self.folder / f"{name}.log"
+        worker = Worker(self.settings, self.profile_path, name, log, loglevel)
         self.workers.append(worker)
         if wait:
             worker.wait_ready()
@@ -131,6 +136,7 @@ class Fleet:
         *,
         batch_size: int = 8,
         thinking: bool | None = None,
+        guard: Guard = UNGUARDED,
         **sampling: float,
     ) -> RunRecord:
         model = self.profile.model
@@ -140,10 +146,13 @@ class Fleet:
             queue=self.profile.queue,
             thinking=model.thinking if thinking is None else thinking,
             sampling=Sampling(**(self.profile.sampling.model_dump() | sampling)),
+            guard=guard,
             batch_size=batch_size,
         )
         rejected = self.folder / "rejected.jsonl"
-        with spooled([prompts], rejected_path=rejected, batch_size=batch_size) as spool:
+        with spooled(
+            [prompts], rejected_path=rejected, batch_size=batch_size, canary=guard.canary
+        ) as spool:
             asked = run_record(run, spec, spool, datetime.now(UTC))
             return enqueue(
                 self.ledger, self.blobs, self.hints, asked, spool, lambda *_: None

@@ -1,4 +1,4 @@
-"""What dies, freezes or is told to stop: workers, engines, hints. Nothing lost, doubled or redone."""
+"""Workers, engines and hints that die, freeze, are doubled or swallowed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from dflashq.core import keys
 from dflashq.ledger.connection import SEPARATOR
-from tests.fleet.arena import Arena, engine_of, processes
+from tests.fleet.arena import Arena, engine_of, lines_of, processes
 from tests.fleet.fleet import Worker, wait_until
 
 pytestmark = pytest.mark.fleet
@@ -116,7 +116,7 @@ def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: Arena) -
 
 
 def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: Arena) -> None:
-    """Its object is whole, whoever has the lease: it counts once, and nothing is generated twice."""
+    """Its object is whole, whoever has the lease: it counts, once."""
     two.begin("adopted", 40, batch_size=40)
     first = two.holder("adopted")
     lines = two.lines[first.name.removesuffix("@test")]
@@ -132,6 +132,25 @@ def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: Arena
     assert two.oracle("adopted").accepted == 40
     assert two.blobs.get(key) == object_before
     wait_until(lambda: two.named[first.name.removesuffix("@test")].ready, "the first is back", 30)
+
+
+def test_nothing_is_begun_under_a_lease_that_may_be_over(two: Arena) -> None:
+    """Cut from the ledger past its lease, a worker may have been replaced: it waits for proof."""
+    two.set_faults(slow=2.0)
+    two.begin("unproven", 120, batch_size=60)
+    worker = two.holder("unproven")
+    two.wait_kept("unproven", 5)
+    engine, lines = engine_of(worker), two.lines[worker.name.removesuffix("@test")]
+    assert engine is not None
+    lines.redis.cut()
+    over = time.time() + two.settings.lease_ttl_s + 0.3
+    wait_leased_again(two, "unproven", two.held_by("unproven", worker), worker)
+    two.wait_finished("unproven")
+    assert two.oracle("unproven").accepted == 120
+    events = [row for row in lines_of(two.stats) if row["event"] == "received"]
+    assert max(row["t"] for row in events) > over + 1, "the other had work long after that"
+    assert not [row for row in events if row["pid"] == engine.pid and row["t"] > over]
+    lines.redis.pass_on()
 
 
 def test_hints_may_be_doubled_late_or_swallowed(two: Arena) -> None:

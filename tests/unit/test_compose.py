@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,9 @@ EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
 VARIABLES = {f"DFLASHQ_{name.upper()}" for name in Settings.model_fields}
 SECRET = re.compile(r"PASSWORD|SECRET|AUTH|TOKEN|KEY")
-REQUIRED = re.compile(r"\$\{[A-Z0-9_]+:\?[^}]+\}")
+# Made of required variables and names alone, or optional and empty.
+REQUIRED = re.compile(r"(?:[a-z]+:)?\$\{[A-Z0-9_]+:\?[^}]+\}(?:,[a-z]+:\$\{[A-Z0-9_]+:\?[^}]+\})*")
+OPTIONAL = re.compile(r"\$\{[A-Z0-9_]+:-\}")
 
 
 def environments() -> Iterator[tuple[str, str, str]]:
@@ -37,7 +43,7 @@ def in_example() -> set[str]:
 
 def test_only_loopback_ports_are_published() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert len(ports) == 3
+    assert len(ports) == 6
     for port in ports:
         assert str(port).startswith("127.0.0.1:"), port
     assert not any("network_mode" in service for service in SERVICES.values())
@@ -47,9 +53,10 @@ def test_no_password_stands_in_the_file_or_has_a_default() -> None:
     secrets = [(s, var, value) for s, var, value in environments() if SECRET.search(var)]
     assert len(secrets) >= 10
     for service, variable, value in secrets:
-        assert REQUIRED.fullmatch(value), f"{service}: {variable} is {value!r}"
-    for name in re.findall(r"\$\{([A-Z0-9_]+):?-", TEXT):
-        assert not SECRET.search(name), f"{name} has a default"
+        known = REQUIRED.fullmatch(value) or OPTIONAL.fullmatch(value)
+        assert known, f"{service}: {variable} is {value!r}"
+    for name, default in re.findall(r"\$\{([A-Z0-9_]+):?-([^}]*)", TEXT):
+        assert not default or not SECRET.search(name), f"{name} has a default"
 
 
 def test_no_command_line_carries_a_password() -> None:
@@ -80,7 +87,7 @@ def test_the_example_holds_no_secret() -> None:
 
 def test_every_service_has_a_fixed_image_time_to_stop_and_a_health_check() -> None:
     for name, service in SERVICES.items():
-        assert "build" in service or re.search(r":\d", service["image"]), name
+        assert "build" in service or re.search(r":v?\d", service["image"]), name
         if name != "cli":
             assert service["stop_grace_period"] in ("60s", "90s"), name
             assert "healthcheck" in service, name
@@ -110,3 +117,74 @@ def test_redis_keeps_everything_on_disk_and_evicts_nothing() -> None:
     command = str(SERVICES["redis"]["command"])
     for line in ("appendonly yes", "appendfsync always", "maxmemory-policy noeviction"):
         assert line in command
+
+
+def make_env(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "make_env.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        umask=0,
+    )
+
+
+def test_make_env_fills_every_password_and_keeps_it_private(tmp_path: Path) -> None:
+    done = make_env(tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / ".env"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    rows = dict(re.findall(r"^([A-Z0-9_]+)=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE))
+    needed = set(re.findall(r"(?<!\$)\$\{([A-Z0-9_]+):\?", TEXT))
+    assert needed <= set(rows)
+    values = [rows[name] for name in needed]
+    assert all(len(value) >= 40 for value in values)
+    assert len(set(values)) == len(values)
+    assert not any(value in done.stdout + done.stderr for value in values)
+
+
+def test_make_env_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("DFLASHQ_REDIS_PASSWORD=mine\n")
+    done = make_env(tmp_path)
+    assert done.returncode == 1
+    assert "left as it is" in done.stderr
+    assert (tmp_path / ".env").read_text() == "DFLASHQ_REDIS_PASSWORD=mine\n"
+
+
+def test_everything_mounted_from_the_repository_exists() -> None:
+    mounts = [v for service in SERVICES.values() for v in service.get("volumes", [])]
+    ours = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
+    assert len(ours) == 4
+    assert all((ROOT / path).exists() for path in ours)
+    named = {m.split(":")[0] for m in mounts if not m.startswith((".", "$"))}
+    assert named == set(yaml.safe_load(TEXT)["volumes"])
+
+
+def test_prometheus_finds_every_worker_on_its_port() -> None:
+    jobs = yaml.safe_load((ROOT / "scripts/deploy/prometheus.yml").read_text())["scrape_configs"]
+    [workers] = [job for job in jobs if job["job_name"] == "dflashq-worker"]
+    found = {name: row["port"] for row in workers["dns_sd_configs"] for name in row["names"]}
+    first = int(SERVICES["worker-gpu0"]["environment"]["DFLASHQ_METRICS_PORT"])
+    assert found == {"worker-gpu0": first, "worker-gpu1": first + 1}
+    targets = {
+        target for job in jobs for row in job.get("static_configs", []) for target in row["targets"]
+    }
+    assert {target.split(":")[0] for target in targets} <= set(SERVICES)
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="no docker-compose here")
+def test_docker_compose_accepts_the_file(tmp_path: Path) -> None:
+    make_env(tmp_path)
+    for extra in ([], ["--profile", "gpu"]):
+        done = subprocess.run(
+            [
+                *("docker-compose", "--env-file", str(tmp_path / ".env"), *extra),
+                *("-f", str(ROOT / "docker-compose.yml"), "config"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        shown = set(yaml.safe_load(done.stdout)["services"])
+        assert {"redis", "s3", "flower", "monitor", "prometheus", "grafana"} <= shown

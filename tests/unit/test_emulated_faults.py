@@ -45,6 +45,7 @@ def test_content_faults(engine: EmulatedEngine, fault: str) -> None:
         "truncated": len(ids) == 60 and finish == {"type": "length", "length": 60},
         "clamped": len(ids) == 10 and finish == {"type": "length", "length": 10},
         "looping": ids[-500:-5] == ids[-495:],
+        "endless": len(ids) == 60 and ids[-21:-7] == ids[-14:] and finish["type"] == "length",
         "nan": finish.get("matched") == "NaN happened" and ids[-1] == END,
         "empty": ids == [END],
         "no_answer": CLOSE not in ids and ids[-1] == END,

@@ -139,7 +139,7 @@ def written(tmp_path: Path, body: bytes) -> Path:
         (b"PK\x03\x04zip", "zip"),
         (b"BZh9", "bzip2"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "LFS"),
-        (gzip.compress(b'{"prompt": "q"}\n') + b"garbage", "gzip"),
+        (gzip.compress(b'{"prompt": "q"}\n', mtime=0) + b"garbage", "gzip"),
         (b"\x1f\x8b\x08\x00nonsense", "gzip"),
         (b"\x28\xb5\x2f\xfdnonsense and more of it", "zstd"),
         (b"\xff\xfe{\x00\x00\xd8{\x00", "utf-16-le"),

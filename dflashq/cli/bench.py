@@ -1,0 +1,206 @@
+"""`dflashq bench`: what an engine makes of a run's prompts, and how many days that is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dflashq.cli.plan import plan_lines
+from dflashq.cli.session import Session, answer, json_option, pass_session, say
+from dflashq.cli.views import columns
+from dflashq.core.errors import UsageError
+from dflashq.core.plan import Gpus, Lengths, Plan
+from dflashq.core.plan import plan as planned
+
+if TYPE_CHECKING:
+    from dflashq.config import Settings
+    from dflashq.engine.profiles import Profile
+    from dflashq.stages.bench import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One engine: its profile, its levels, the one to take, the run on it."""
+
+    profile: str
+    levels: list[Level]
+    best: Level
+    plan: Plan
+
+
+def _levels(_ctx: click.Context, _param: click.Parameter, value: str) -> list[int]:
+    try:
+        levels = sorted({int(word) for word in value.split(",")})
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of numbers") from None
+    if levels[0] < 1:
+        raise click.BadParameter("at least one must be in flight")
+    return levels
+
+
+@click.command()
+@click.argument("url", required=False, metavar="[ENGINE_URL]")
+@click.option(
+    "--profile", "profiles", multiple=True, help="Name or file; without URL it is started. Repeats."
+)
+@click.option("--prompts", type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--concurrency", default="8,16,32,64", show_default=True, callback=_levels)
+@click.option("--rounds", default=4, show_default=True, help="Prompts for each one in flight.")
+@click.option("--run-prompts", type=int, help="Prompts of the whole run; those of FILE if unset.")
+@click.option("--gpus", default=1, show_default=True, help="GPUs that the run gets.")
+@click.option("--price", default=0.0, show_default=True, help="Dollars an hour of one GPU.")
+@json_option
+@pass_session
+def bench(
+    session: Session,
+    url: str | None,
+    profiles: tuple[str, ...],
+    prompts: Path,
+    concurrency: list[int],
+    rounds: int,
+    run_prompts: int | None,
+    gpus: int,
+    price: float,
+    as_json: bool,
+) -> None:
+    """Measure an engine with your prompts, at several concurrencies, and pick one.
+
+    ENGINE_URL is a running SGLang server; without it each --profile is started on this host in
+    turn (DFLASHQ_GPU). The profile names the model folder, for its tokenizer, and the sampling.
+    """
+    settings = session.settings
+    names = profiles or ((settings.profile,) if settings.profile else ())
+    if not names or (url and len(names) > 1):
+        raise UsageError("give one --profile for ENGINE_URL, or at least one to start")
+    session.interrupted = "The engine that was started is stopped."
+    found = []
+    for name in names:
+        levels, cap, count = _measure(settings, name, url, prompts, concurrency, rounds)
+        found.append(_concluded(name, levels, cap, run_prompts or count, gpus, price))
+    if as_json:
+        answer(_as_json(found))
+    else:
+        click.echo("\n".join(line for one in found for line in _lines(one)))
+
+
+def _measure(
+    settings: Settings,
+    name: str,
+    url: str | None,
+    file: Path,
+    concurrency: list[int],
+    rounds: int,
+) -> tuple[list[Level], int, int]:
+    """Levels, the limit of new tokens, and how many prompts the file has."""
+    from dflashq.engine.profiles import load_profile  # noqa: PLC0415 - seconds of imports
+    from dflashq.engine.render import Renderer  # noqa: PLC0415
+    from dflashq.operations.reading import read_prompts  # noqa: PLC0415
+    from dflashq.stages.bench import sweep  # noqa: PLC0415
+
+    profile = load_profile(name, settings)
+    renderer = Renderer(profile.model.path)
+    rows = (row.outcome.row for row in read_prompts(file))
+    usable = (row for row in rows if row is not None)
+    first = list(islice(usable, max(concurrency) * rounds))
+    count = len(first) + sum(1 for _ in usable)
+    ids = [
+        renderer.render(_opening(row), row.get("tools"), thinking=profile.model.thinking)
+        for row in first
+    ]
+    ends = renderer.markers().end_ids
+    say(f"{name}: {len(ids)} prompts, concurrency {', '.join(map(str, concurrency))}")
+    with _engine(settings, profile, url) as address:
+        levels = asyncio.run(sweep(address, ids, profile.sampling, ends, concurrency, rounds))
+    return levels, profile.sampling.max_new_tokens, count
+
+
+def _opening(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A conversation up to its first user turn."""
+    messages: list[dict[str, Any]] = []
+    for message in row["messages"]:
+        messages.append(message)
+        if message["role"] == "user":
+            break
+    return messages
+
+
+@contextmanager
+def _engine(settings: Settings, profile: Profile, url: str | None) -> Iterator[str]:
+    """The address of a server that runs, or of one that is started and checked for this."""
+    if url is not None:
+        yield url
+        return
+    from dflashq.engine.expect import check_server  # noqa: PLC0415 - seconds of imports
+    from dflashq.engine.gpu_lock import GpuLock  # noqa: PLC0415
+    from dflashq.engine.process import new_engine  # noqa: PLC0415
+
+    lock = GpuLock(settings.lock_dir, settings.gpu)
+    lock.acquire()
+    engine = new_engine(profile, settings, 1)
+    try:
+        say(f"{profile.name}: starting")
+        engine.start()
+        report = engine.wait_ready(profile.launch.start_timeout_s, threading.Event())
+        check_server(profile, report)
+        yield engine.base_url
+    finally:
+        engine.stop(profile.launch.stop_grace_s)
+        lock.release()
+
+
+def _concluded(
+    name: str, levels: list[Level], cap: int, count: int, gpus: int, price: float
+) -> Measured:
+    from dflashq.stages.bench import pick  # noqa: PLC0415 - imported by now
+
+    best = pick(levels)
+    lengths = Lengths.of([n for level in levels for n in level.lengths], cap)
+    on = Gpus(name, gpus, best.tokens_per_s, price, best.concurrency)
+    return Measured(name, levels, best, planned(count, lengths, [on]))
+
+
+def _row(level: Level) -> dict[str, Any]:
+    return {name: value for name, value in asdict(level).items() if name != "lengths"}
+
+
+def _as_json(found: list[Measured]) -> dict[str, Any]:
+    """`best` is what `dflashq plan` reads: the fastest of all."""
+    fastest = max(found, key=lambda one: one.best.tokens_per_s)
+    engines = [
+        {
+            "profile": one.profile,
+            "levels": [_row(level) for level in one.levels],
+            "best": _row(one.best),
+            "plan": asdict(one.plan),
+        }
+        for one in found
+    ]
+    return {"best": {"profile": fastest.profile, **_row(fastest.best)}, "engines": engines}
+
+
+def _lines(found: Measured) -> list[str]:
+    head = ("at once", "tokens/s", "accepted", "median", "P90", "retracted", "cut", "refused")
+    rows: list[tuple[str, ...]] = [head]
+    for one in found.levels:
+        accepted = "-" if one.accept_length is None else f"{one.accept_length:.2f}"
+        retracted = "-" if one.retracted is None else str(one.retracted)
+        latency = (f"{one.latency_median_s:.1f} s", f"{one.latency_p90_s:.1f} s")
+        counts = (retracted, str(one.cut), str(one.refused))
+        row = (str(one.concurrency), f"{one.tokens_per_s:,.0f}", accepted, *latency, *counts)
+        rows.append(row)
+    return [
+        f"{found.profile}",
+        *columns(rows),
+        "",
+        f"Take {found.best.concurrency} at once: the least within 3 % of the fastest.",
+        *plan_lines(found.plan)[-2:],
+        "",
+    ]

@@ -1,0 +1,62 @@
+"""`dflashq monitor`: a page that people leave open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.cli.session import Session, pass_session, say
+from dflashq.core.errors import UsageError
+from dflashq.ledger import Hints, Ledger
+from dflashq.operations.acting import Acting
+from dflashq.operations.metrics import render
+from dflashq.operations.observe import Observer
+from dflashq.operations.shelf import Shelf
+
+MISSING = "the monitor needs Flask and waitress: pip install 'dflashq[monitor]'"
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8787, show_default=True, type=click.IntRange(1, 65535))
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read DFLASHQ_MONITOR_TOKEN from this file.",
+)
+@pass_session
+def monitor(session: Session, host: str, port: int, token_file: Path | None) -> None:
+    """Serve a page and a JSON API on all runs and workers, until it is stopped.
+
+    Anywhere but on this host it needs a token: DFLASHQ_MONITOR_TOKEN or --token-file. Stopping it
+    changes nothing; what it remembers is in Redis.
+    """
+    from pydantic import SecretStr  # noqa: PLC0415 - the other commands need it not
+
+    try:
+        from dflashq.web.app import create_app, serve  # noqa: PLC0415 - an extra
+        from dflashq.web.doors import Tokens, refuse_open_door  # noqa: PLC0415
+        from dflashq.web.monitor import Monitor  # noqa: PLC0415
+    except ImportError as exc:
+        raise UsageError(f"{MISSING} ({exc})") from exc
+
+    settings = session.settings
+    session.interrupted = "The runs go on."
+    given = settings.monitor_token if token_file is None else SecretStr(token_file.read_text())
+    tokens = Tokens(given)
+    refuse_open_door(host, tokens)
+    ledger, blobs, hints = Ledger(settings), Blobs(settings), Hints(settings)
+    observer = Observer(settings, ledger, blobs)
+    acting = Acting(ledger, blobs, hints, observer.chronicle)
+    found = Monitor(observer, Shelf(blobs), acting, lambda: render(ledger))
+    shown = f"[{host}]" if ":" in host else host
+
+    def ready() -> None:
+        say(f"the monitor is at http://{shown}:{port}/ (stop it with Ctrl-C; the runs go on)")
+
+    try:
+        serve(create_app(found, tokens), host, port, found, ready)
+    except OSError as exc:
+        raise UsageError(f"the monitor cannot listen on {shown}:{port}: {exc.strerror}") from exc

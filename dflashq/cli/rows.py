@@ -1,0 +1,50 @@
+"""`dflashq rows`: the training rows of a run, as Parquet on S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import click
+
+from dflashq.cli.progress import Bars
+from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.core.wording import counted
+from dflashq.operations.rows import RowsMade
+
+
+@click.command()
+@run_argument
+@click.option("--hint", is_flag=True, help="Leave the work to workers started with --rows.")
+@json_option
+@pass_session
+def rows(session: Session, run: str, hint: bool, as_json: bool) -> None:
+    """Write the training rows of every committed batch of RUN that lacks them.
+
+    Safe to repeat: what is there is not written again.
+    """
+    from dflashq.blobs.s3 import Blobs  # noqa: PLC0415 - seconds that --help need not pay
+    from dflashq.ledger import Hints  # noqa: PLC0415
+    from dflashq.operations.rows import hint_rows, make_rows  # noqa: PLC0415
+
+    blobs = Blobs(session.settings)
+    session.interrupted = "What is written stands; the same command goes on."
+    if hint:
+        made = hint_rows(blobs, Hints(session.settings), run)
+    else:
+        with Bars() as bars:
+            made = make_rows(blobs, run, lambda done, of: bars("writing rows", done, of))
+    if as_json:
+        answer(asdict(made))
+    else:
+        click.echo("\n".join(_lines(made)))
+
+
+def _lines(made: RowsMade) -> Iterator[str]:
+    if made.hinted:
+        yield f"{counted(len(made.hinted), 'batch')} hinted to the queue rows"
+    else:
+        yield f"{counted(made.written, 'batch')} written, {made.rows:,} rows in all"
+    yield f"{counted(made.there, 'batch')} had rows before"
+    if made.uncommitted:
+        yield f"{counted(len(made.uncommitted), 'batch')} not committed yet"

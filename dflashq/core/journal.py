@@ -1,0 +1,81 @@
+"""Log records as JSON: one event name a fact, and the fields that its sentence names.
+
+A message such as `"batch begins: run=%s batch=%s"` is the event `batch_begins` with the fields
+`run` and `batch`, in the types that were logged. So the sentence stands once, for people and for
+machines.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+CONSOLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_SLOT = re.compile(r"(?:\b([a-z_]+)=)?%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
+_EVENT_END = re.compile(r"[:(]|\b[a-z_]+=")
+_NO_WORD = re.compile(r"[^a-z0-9]+")
+_OURS = ("dflashq", "workers", "__main__")
+_PLAIN = (str, int, float, bool, list, dict, type(None))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record; `common` fields (worker, gpu) are in each."""
+
+    def __init__(self, common: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.common: dict[str, str] = dict(common or {})
+
+    def format(self, record: logging.LogRecord) -> str:
+        row: dict[str, Any] = {
+            **fields(record),
+            "at": moment(record),
+            "level": record.levelname.lower(),
+            "event": event(record),
+            **self.common,
+            "message": record.getMessage(),
+            "logger": record.name,
+            "thread": record.threadName,
+        }
+        if record.exc_info:
+            row["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(row, ensure_ascii=False, default=str)
+
+
+def moment(record: logging.LogRecord) -> str:
+    """When it was logged, ISO 8601 in UTC."""
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def event(record: logging.LogRecord) -> str:
+    """The name of what happened: its sentence up to a colon or a field, without the values.
+
+    Records of other libraries have the library's name: their sentences are no names of ours.
+    """
+    top = record.name.partition(".")[0]
+    if top not in _OURS:
+        return top
+    template = str(record.msg)
+    end = _EVENT_END.search(template)
+    words = _SLOT.sub(" ", template[: end.start()] if end else template)
+    name = _NO_WORD.sub("_", words.lower()).strip("_")
+    return name or f"{record.module}.{record.funcName}"
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The values that the template names, `run=%s`, in their own types where JSON has them."""
+    if not isinstance(record.args, tuple):
+        return {}
+    values = iter(record.args)
+    found: dict[str, Any] = {}
+    for slot in _SLOT.finditer(str(record.msg)):
+        if slot[0].endswith("%%"):
+            continue
+        value = next(values, None)
+        if slot[1]:
+            found[slot[1]] = value if isinstance(value, _PLAIN) else str(value)
+    return found

@@ -1,0 +1,102 @@
+"""What a person does to a run from the page: done, and told in the feed with who did it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.core.errors import DflashqError, UsageError
+from dflashq.core.wording import counted
+from dflashq.ledger import Hints, Ledger
+from dflashq.ledger.series import Chronicle
+from dflashq.operations import control
+from dflashq.operations.backfill import Backfilled, rerun_rejected, revive
+from dflashq.operations.feed import event
+
+log = logging.getLogger(__name__)
+
+REASON_AT_MOST = 500
+
+
+class Acting:
+    """Every verb blocks on Redis and S3, and raises DflashqError when it was not done."""
+
+    def __init__(self, ledger: Ledger, blobs: Blobs, hints: Hints, chronicle: Chronicle) -> None:
+        self._ledger, self._blobs, self._hints = ledger, blobs, hints
+        self._chronicle = chronicle
+        self._running: dict[str, threading.Thread] = {}
+        self._starting = threading.Lock()
+
+    def pause(self, run: str, who: str, reason: str) -> str:
+        """The workers hand its batches back; returns the sentence that the feed has."""
+        why = _clean(reason)
+        control.pause(self._ledger, self._blobs, run, why)
+        return self._tell(run, who, "paused the run" + (f": {why}" if why else ""), "paused")
+
+    def resume(self, run: str, who: str, *, accept: bool) -> str:
+        """Go on; `accept` takes the rejections as they are."""
+        control.resume(self._ledger, self._blobs, self._hints, run, accept=accept)
+        with_them = " and accepted its rejections as they are" if accept else ""
+        return self._tell(run, who, "resumed the run" + with_them, "active")
+
+    def cancel(self, run: str, who: str, reason: str) -> str:
+        """End it for good."""
+        why = _clean(reason)
+        control.cancel(self._ledger, self._blobs, run, why)
+        text = "cancelled the run for good" + (f": {why}" if why else "")
+        return self._tell(run, who, text, "cancelled")
+
+    def revive(self, run: str, who: str) -> str:
+        """Put the dead batches back to work."""
+        done = revive(self._ledger, self._hints, run)
+        return self._tell(run, who, f"put {counted(len(done.revived), 'dead batch')} back to work")
+
+    def rerun(self, run: str, who: str, reason: str | None) -> str:
+        """Run rejected prompts again, in a thread: it reads every committed batch.
+
+        UsageError while one of this run is under way. Its end, good or bad, is told in the feed.
+        """
+        which = f"rejected prompts ({reason})" if reason else "all rejected prompts"
+        with self._starting:
+            if (thread := self._running.get(run)) is not None and thread.is_alive():
+                raise UsageError(f"rejected prompts of run {run!r} are being put back already")
+            told = self._tell(run, who, f"began to put {which} back to work")
+            self._running[run] = threading.Thread(
+                target=self._rerun, args=(run, who, reason), name=f"rerun-{run}", daemon=True
+            )
+            self._running[run].start()
+        return told
+
+    def _rerun(self, run: str, who: str, reason: str | None) -> None:
+        try:
+            done = rerun_rejected(self._ledger, self._blobs, self._hints, run, reason)
+            self._tell(run, who, _put_back(done))
+        except DflashqError as exc:
+            log.error("rejected prompts were not put back: run=%s: %s", run, exc)
+            self._tell_failure(run, who, exc)
+
+    def _tell_failure(self, run: str, who: str, failure: DflashqError) -> None:
+        try:
+            self._tell(run, who, f"could not put them back: {failure}")
+        except DflashqError as exc:
+            log.warning("the feed was not told: %s", exc)
+
+    def _tell(self, run: str, who: str, what: str, state: str = "") -> str:
+        text = f"{who} {what}" + ("" if what.endswith((".", "!", "?")) else ".")
+        more = {"state": state} if state else {}
+        now_ms = int(self._ledger.now_s() * 1000)
+        log.info("%s run=%s", text, run)
+        self._chronicle.tell(run, [event(now_ms, "action", text, who, **more)])
+        return text
+
+
+def _clean(reason: str) -> str:
+    return " ".join(reason.split())[:REASON_AT_MOST]
+
+
+def _put_back(done: Backfilled) -> str:
+    if not done.revisions:
+        return "found no rejected prompt that is not on its way already"
+    prompts = counted(done.prompts, "rejected prompt")
+    return f"put {prompts} back to work in {counted(len(done.revisions), 'revision')}"

@@ -1,0 +1,86 @@
+"""The GPUs of this host that a process may use: by index or UUID, MIG refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dflashq.core.errors import ConfigError, DflashqError
+
+TIMEOUT_S = 20.0
+ALL = "all"
+QUERY = "index,uuid,name,mig.mode.current"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as nvidia-smi lists it."""
+
+    index: str
+    uuid: str
+    name: str
+    mig: bool
+
+
+def ask(fields: str, *, of: str = "gpu") -> list[list[str]]:
+    """Rows of nvidia-smi; empty without a driver. DflashqError when it fails. Blocks."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", f"--query-{of}={fields}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise DflashqError(f"nvidia-smi does not answer ({exc}): look at the driver") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise DflashqError(f"nvidia-smi failed: {said[-1] if said else done.returncode}")
+    return [[cell.strip() for cell in row.split(",")] for row in done.stdout.splitlines() if row]
+
+
+def listed() -> list[Gpu]:
+    """Every GPU of the host."""
+    return [Gpu(i, uuid, name, mig == "Enabled") for i, uuid, name, mig in ask(QUERY)]
+
+
+def visible(gpus: Sequence[Gpu], environment: Mapping[str, str], wanted: str) -> list[Gpu]:
+    """What CUDA_VISIBLE_DEVICES leaves of `gpus`, and of that what `wanted` names (or all).
+
+    Names are indexes as nvidia-smi counts them, or UUIDs, which may be cut short. ConfigError for
+    a name that is no GPU, or is a MIG slice.
+    """
+    mask = environment.get("CUDA_VISIBLE_DEVICES")
+    seen = list(gpus) if mask is None else _named(gpus, mask, "CUDA_VISIBLE_DEVICES")
+    chosen = seen if wanted == ALL else _named(gpus, wanted, "--gpus")
+    hidden = [gpu.index for gpu in chosen if gpu not in seen]
+    if hidden:
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={mask} hides GPU {', '.join(hidden)} of --gpus")
+    sliced = [gpu.index for gpu in chosen if gpu.mig]
+    if sliced:
+        raise ConfigError(
+            f"GPU {', '.join(sliced)} is cut into MIG slices, and one engine needs a whole GPU: "
+            f"switch that off with `nvidia-smi -i {sliced[0]} -mig 0`"
+        )
+    return chosen
+
+
+def _named(gpus: Sequence[Gpu], names: str, where: str) -> list[Gpu]:
+    found: list[Gpu] = []
+    for name in (word.strip() for word in names.split(",")):
+        if not name or name == "-1":
+            break  # CUDA, too, ends its list at the first name that is none
+        if name.upper().startswith("MIG-"):
+            raise ConfigError(
+                f"{where} names the MIG slice {name}: an engine needs a whole GPU. Name GPUs by "
+                "index or by their own UUID"
+            )
+        fits = [g for g in gpus if g.index == name or (len(name) > 4 and g.uuid.startswith(name))]
+        if len(fits) != 1:
+            known = "; ".join(f"{g.index}: {g.name}, {g.uuid}" for g in gpus) or "none"
+            raise ConfigError(f"{where} names {name!r}, which is none of this host's GPUs: {known}")
+        if fits[0] not in found:
+            found.append(fits[0])
+    return found

@@ -1,0 +1,244 @@
+"""One reader for any number of people: looks at the ledger every few seconds.
+
+A view never asks Redis: it is answered from the last look, which says how old it is. So a page
+costs the same with one run or with 10,000 batches, and an outage of Redis shows as age.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from statistics import mean
+from typing import Any
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.config import Settings
+from dflashq.core.errors import DflashqError, LedgerError
+from dflashq.core.forecast import Forecast, forecast, lengths
+from dflashq.ledger import Ledger, RunStatus
+from dflashq.ledger.series import COARSE, FINE, FLEET, Chronicle
+from dflashq.operations.domains import DomainCount
+from dflashq.operations.looks import (
+    Batch,
+    Counts,
+    RunSeen,
+    Seen,
+    known_batches,
+    left_mean,
+    prompts_and_tokens,
+    signature,
+    with_leases,
+)
+from dflashq.operations.scribe import Scribe
+from dflashq.operations.status import WorkerView, run_view, worker_views
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+SPEED_OVER_S, RATES_OVER_S = 60.0, 900.0
+
+
+class Observer:
+    """The reader and its thread; everything may be called from any thread."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, blobs: Blobs) -> None:
+        self._ledger = ledger
+        self.chronicle = Chronicle(settings)
+        self._domains = DomainCount(blobs, self.chronicle)
+        self._scribe = Scribe(self.chronicle, blobs, self._domains)
+        self._rates: dict[str, deque[tuple[float, float]]] = {}
+        self._seen: Seen | None = None
+        self._trouble = ""
+        self._looking = threading.Lock()
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="observer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ask the thread to end, and whoever waits for a look to wait no more."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread and let another monitor lead. Blocks until its look is over."""
+        self.end()
+        if self._thread.is_alive():
+            self._thread.join()
+        try:
+            self.chronicle.give_up_lead()
+        except LedgerError as exc:
+            log.info("the lead falls by itself: %s", exc)
+
+    @property
+    def seen(self) -> Seen | None:
+        """The last look; None before the first."""
+        return self._seen
+
+    @property
+    def trouble(self) -> str:
+        """Why the last look is not newer, in a sentence; empty when all is well."""
+        return self._trouble
+
+    @property
+    def stopped(self) -> bool:
+        """The monitor is ending."""
+        return self._stop.is_set()
+
+    def domains(self, run: str) -> dict[str, Any] | None:
+        """The domains as they were counted last; None before that."""
+        return self._domains.of(run)
+
+    def series(self, run: str, *, long: bool) -> list[dict[str, Any]]:
+        """The numbers over time, oldest first: two hours, or (`long`) a month. Blocks on Redis."""
+        return self.chronicle.points(run, COARSE if long else FINE)
+
+    def events(self, run: str, limit: int) -> list[dict[str, Any]]:
+        """The feed, newest first: the run's own and the fleet's ("": that alone). Blocks."""
+        found = self.chronicle.events(FLEET, limit)
+        if run:
+            found = self.chronicle.events(run, limit) + found
+            found.sort(key=lambda one: -one["at"])
+        return found[:limit]
+
+    def story(self, run: str, batch: str) -> list[dict[str, Any]]:
+        """What happened to a batch, oldest first: {at (ms), what}. Blocks on Redis."""
+        return self._ledger.story(run, batch)
+
+    def wait(self, after: float, timeout_s: float) -> None:
+        """Block until there is a look newer than `after`, the trouble changed, or it is the end."""
+        with self._changed:
+            before = self._trouble
+
+            def newer() -> bool:
+                fresh = self._seen is not None and self._seen.at > after
+                return fresh or self._trouble != before or self.stopped
+
+            self._changed.wait_for(newer, timeout_s)
+
+    def look(self) -> Seen:
+        """Read everything once, in the caller's thread. LedgerError when Redis is away."""
+        with self._looking:
+            began = time.monotonic()
+            workers = self._ledger.workers()
+            views = worker_views(workers)
+            now_ms = int(self._ledger.now_s() * 1000)
+            before = self._seen.runs if self._seen is not None else {}
+            found = {
+                run: self._look_at(self._ledger.status(run), views, before.get(run), began)
+                for run in sorted(self._ledger.runs())
+            }
+            seen = Seen(began, now_ms, found, workers, views)
+        with self._changed:
+            self._seen, self._trouble = seen, ""
+            self._changed.notify_all()
+        return seen
+
+    # --- the thread
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            self.turn()
+            self._stop.wait(LOOK_S)
+
+    def turn(self) -> None:
+        """Look, and write what the leading monitor writes. An outage becomes the trouble."""
+        try:
+            self._scribe.write(self.look())
+        except LedgerError as exc:
+            # The first clause is for everybody; what was being asked is for the log.
+            self._set_trouble(str(exc).partition(" while ")[0])
+            log.warning("the monitor waits for the ledger: %s", exc)
+        except DflashqError as exc:
+            log.warning("the monitor could not write: %s", exc)
+
+    def _set_trouble(self, sentence: str) -> None:
+        with self._changed:
+            self._trouble = sentence
+            self._changed.notify_all()
+
+    # --- one run
+
+    def _look_at(
+        self, status: RunStatus, workers: list[WorkerView], before: RunSeen | None, now: float
+    ) -> RunSeen:
+        batches, counts, version = self._batches(status, before)
+        speeds = self._speeds(status, workers, now)
+        lately, minute = _since(speeds, 0.0), _since(speeds, now - SPEED_OVER_S)
+        ahead = self._forecast(status, counts, lately)
+        view = run_view(
+            status,
+            workers,
+            mean(minute) if minute else None,
+            None if ahead is None else ahead.left_s,
+        )
+        moment, long = _since(speeds, now - FINE.every_s), _since(speeds, now - COARSE.every_s)
+        return RunSeen(
+            *(status, view, ahead, batches, counts, version),
+            speed=mean(moment) if moment else 0.0,
+            speed_long=mean(long) if long else 0.0,
+        )
+
+    def _batches(
+        self, status: RunStatus, before: RunSeen | None
+    ) -> tuple[tuple[Batch, ...], Counts, int]:
+        """Read anew only when one of them changed: at 10,000 they are most of the work."""
+        if before is None:
+            batches = known_batches(self._ledger.batch_states(status.name), status.waits_for)
+            return batches, self._counts(status.name, batches, {}), 1
+        if signature(before.status) != signature(status):
+            batches = known_batches(self._ledger.batch_states(status.name), status.waits_for)
+            counts = self._counts(status.name, batches, before.counts)
+            return batches, counts, before.version + 1
+        if before.status.leased != status.leased:
+            batches = with_leases(before.batches, status.leased)
+            return batches, before.counts, before.version + 1
+        return before.batches, before.counts, before.version
+
+    def _counts(self, run: str, batches: tuple[Batch, ...], known: Counts) -> Counts:
+        done = [batch.name for batch in batches if batch.state == "done"]
+        new = [name for name in done if name not in known]
+        if not new and len(done) == len(known):
+            return known
+        fresh = self.chronicle.counts(run, new)
+        return {name: known.get(name) or fresh.get(name, {}) for name in done}
+
+    def _speeds(
+        self, status: RunStatus, workers: list[WorkerView], now: float
+    ) -> list[tuple[float, float]]:
+        """(when, tokens/s) of the last quarter of an hour."""
+        kept = self._rates.get(status.name)
+        if kept is None:
+            kept = self._rates[status.name] = deque(self._noted(status, now))
+        if not status.finished and status.state == "active":
+            speed = sum(w.tokens_per_s for w in workers if w.alive and w.works_on(status.name))
+            kept.append((now, speed))
+        while kept and kept[0][0] < now - RATES_OVER_S:
+            kept.popleft()
+        return list(kept)
+
+    def _noted(self, status: RunStatus, now: float) -> list[tuple[float, float]]:
+        """What a monitor before this one noted, on this process's clock."""
+        points = self.chronicle.points(status.name, FINE)
+        at = [(now - (status.now_ms - p["at"]) / 1000, p["tokens_per_s"]) for p in points]
+        return [(when, rate) for when, rate in at if when >= now - RATES_OVER_S]
+
+    def _forecast(self, status: RunStatus, counts: Counts, rates: list[float]) -> Forecast | None:
+        if status.state != "active" or status.finished:
+            return None
+        settled = status.counters.get("prompts", 0)
+        known = lengths([prompts_and_tokens(row) for row in counts.values()])
+        domains = self.domains(status.name)
+        left = None
+        if known is not None and domains is not None and status.prompts:
+            left = left_mean(domains, settled / status.prompts, known.mean)
+        return forecast(status.prompts - settled, known, rates, left)
+
+
+def _since(speeds: list[tuple[float, float]], when: float) -> list[float]:
+    return [speed for at, speed in speeds if at >= when]

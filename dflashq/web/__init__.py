@@ -1,0 +1,1 @@
+"""The monitor: a page and a JSON API over `operations.observe`."""

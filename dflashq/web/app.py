@@ -1,0 +1,115 @@
+"""The monitor as a WSGI app, and the server in front of it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from flask import Flask, Response, render_template, request
+from waitress.server import create_server
+from werkzeug.exceptions import HTTPException
+from werkzeug.wrappers import Response as BaseResponse
+
+from dflashq.core.errors import (
+    BlobError,
+    BlobMissingError,
+    DflashqError,
+    LedgerError,
+    UnknownRunError,
+    UsageError,
+)
+from dflashq.operations.metrics import CONTENT_TYPE
+from dflashq.web.api import api, said
+from dflashq.web.doors import Doors, Tokens
+from dflashq.web.monitor import STREAMS, Monitor, monitor_of
+from dflashq.web.pages import pages
+from dflashq.web.stream import stream
+
+log = logging.getLogger(__name__)
+
+# Every live page holds a thread; these are for all other requests.
+THREADS = STREAMS + 12
+_STATUS: tuple[tuple[type[DflashqError], int], ...] = (
+    (UnknownRunError, 404),
+    (BlobMissingError, 404),
+    (UsageError, 400),
+    (LedgerError, 503),
+    (BlobError, 502),
+    (DflashqError, 409),
+)
+
+
+def create_app(monitor: Monitor, tokens: Tokens) -> Flask:
+    """The app of one monitor; its observer is started and stopped by the caller."""
+    app = Flask(__name__)
+    app.extensions["dflashq"] = monitor
+    app.extensions["dflashq.doors"] = Doors(app, tokens)
+    for blueprint in (pages, api, stream):
+        app.register_blueprint(blueprint)
+    app.add_url_rule("/health", "health", _health)
+    app.add_url_rule("/metrics", "metrics", _metrics)
+    app.register_error_handler(DflashqError, _told)
+    app.register_error_handler(HTTPException, _refused)
+    return app
+
+
+def _health() -> Response:
+    return Response("ok\n", mimetype="text/plain")
+
+
+def _metrics() -> Response:
+    return Response(monitor_of().metrics(), content_type=CONTENT_TYPE)
+
+
+def _told(exc: DflashqError) -> BaseResponse | tuple[str, int]:
+    status = next(code for kind, code in _STATUS if isinstance(exc, kind))
+    return _error(str(exc), status)
+
+
+def _refused(exc: HTTPException) -> BaseResponse | tuple[str, int]:
+    return _error(exc.description or exc.name, exc.code or 500)
+
+
+def _error(sentence: str, status: int) -> BaseResponse | tuple[str, int]:
+    if request.path.startswith("/api/"):
+        return said({"error": sentence}, status)
+    return render_template("error.html", sentence=sentence, status=status), status
+
+
+def spare_the_collector() -> None:
+    """Take what is loaded now, mostly libraries, out of the garbage collector's rounds.
+
+    Each round walked all of it and stopped every view for up to 300 ms.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def serve(app: Flask, host: str, port: int, monitor: Monitor, ready: Callable[[], None]) -> None:
+    """Answer until SIGTERM or SIGINT; blocks. OSError when the address is taken."""
+    server = create_server(
+        app,
+        host=host,
+        port=port,
+        threads=THREADS,
+        channel_timeout=120,
+        ident="dflashq",
+        clear_untrusted_proxy_headers=True,
+    )
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        monitor.observer.end()
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    spare_the_collector()
+    monitor.observer.start()
+    try:
+        ready()
+        server.run()
+    finally:
+        monitor.observer.stop()
+        server.close()

@@ -1,0 +1,1 @@
+"""What goes out of dflashq goes into the trainers themselves: `make acceptance`."""

@@ -1,0 +1,223 @@
+"""`python -m tests.fleet.chaos`: a fleet under random, seeded faults; 0 lost, 0 doubled, 0 redone.
+
+Real Redis, S3 and workers, each behind proxies of its own; only the engines are emulated.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from pydantic import SecretStr
+
+from dflashq.config import Settings
+from dflashq.core.model import RunRecord
+from dflashq.embedded.ports import free_port
+from dflashq.embedded.redis import EmbeddedRedis
+from dflashq.embedded.s3 import EmbeddedS3, free_s3_port
+from dflashq.operations.backfill import revive
+from tests.emulated import emulated_profile
+from tests.fleet.arena import Arena, processes
+from tests.fleet.chaos_faults import Chaos
+from tests.fleet.chaos_report import Outcome, account, find_regenerated, recovery
+from tests.fleet.chaos_watch import Watch
+from tests.fleet.fleet import wait_until
+
+PASSWORD, ACCESS, SECRET, BUCKET = "chaos", "chaos", "chaos-secret-0123", "chaos"
+TINY = Path(__file__).parents[1] / "golden" / "tiny-thinking"
+BATCH, RUN_BATCHES, ENOUGH = 100, 4, 6
+FINISH_S = 240.0
+
+
+@contextmanager
+def arena(folder: Path) -> Iterator[Arena]:
+    """Servers, settings and an engine profile of this chaos alone."""
+    with (
+        EmbeddedRedis(folder / "redis", free_port(), PASSWORD) as redis,
+        EmbeddedS3(folder / "s3", free_s3_port(), ACCESS, SECRET, BUCKET) as s3,
+    ):
+        settings = Settings(
+            _env_file=None,  # type: ignore[call-arg]
+            redis_url=redis.url,
+            redis_password=SecretStr(PASSWORD),
+            s3_endpoint_url=s3.endpoint_url,
+            s3_bucket=BUCKET,
+            s3_access_key_id=SecretStr(ACCESS),
+            s3_secret_access_key=SecretStr(SECRET),
+            lock_dir=folder / "locks",
+            state_dir=folder / "state",
+            lease_ttl_s=3.0,
+            sweep_s=0.5,
+            drain_grace_s=1.0,
+        )
+        stats = folder / "stats.jsonl"
+        profile = emulated_profile(
+            folder,
+            model_dir=TINY,
+            slots=8,
+            token_ms=8,
+            lengths="uniform:20:200",
+            stats_file=stats,
+        )
+        with Arena(settings, profile, folder, redis, stats) as made:
+            yield made
+
+
+class Work:
+    """Runs, one after the other, so that there is always something to do."""
+
+    def __init__(self, place: Arena, watch: Watch) -> None:
+        self._arena, self._watch = place, watch
+        self.records: list[RunRecord] = []
+
+    def top_up(self) -> None:
+        """Another run while some worker could take another batch.
+
+        No more than that, so that the time to the next lease says how fast a loss is found, and
+        not how long the others are busy.
+        """
+        statuses = [self._arena.ledger.status(name) for name in self.unfinished()]
+        if sum(status.pending + len(status.leased) for status in statuses) >= ENOUGH:
+            return
+        run = f"chaos-{len(self.records):03d}"
+        path = self._arena.folder / f"{run}.jsonl"
+        with path.open("w") as file:
+            for number in range(BATCH * RUN_BATCHES):
+                turns = 2 if number % 4 == 0 else 1
+                messages = [
+                    {"role": "user", "content": f"{run}: what is {number} plus {turn}?"}
+                    for turn in range(turns)
+                ]
+                file.write(json.dumps({"id": f"p{number}", "messages": messages}) + "\n")
+        record = self._arena.enqueue(run, path, batch_size=BATCH)
+        self.records.append(record)
+        self._watch.runs[run] = [batch.name for batch in record.batches]
+
+    def unfinished(self) -> list[str]:
+        ledger = self._arena.ledger
+        return [r.name for r in self.records if not ledger.status(r.name).finished]
+
+    def revive_dead(self) -> int:
+        """Batches whose attempts the chaos has spent get them back, as a person would do."""
+        place = self._arena
+        dead = [r.name for r in self.records if place.ledger.status(r.name).dead]
+        return sum(len(revive(place.ledger, place.hints, run).revived) for run in dead)
+
+
+def storm(
+    place: Arena, work: Work, chaos: Chaos, *, minutes: float, kills: int, say_every_s: float = 30.0
+) -> None:
+    """Harm until the minutes are over (or so many kills are done), then let the fleet finish."""
+    began = said = time.monotonic()
+    while (chaos.kills < kills) if kills else (time.monotonic() - began < minutes * 60):
+        work.top_up()
+        chaos.tick()
+        if time.monotonic() - said > say_every_s:
+            said = time.monotonic()
+            click.echo(
+                f"{said - began:6.0f} s: {sum(chaos.faults.values())} faults, {chaos.kills} kills, "
+                f"{len(work.records)} runs, {len(work.unfinished())} of them unfinished"
+            )
+        time.sleep(0.1)
+    chaos.calm()
+
+    def finished() -> bool:
+        chaos.tick(harm=False)
+        return not work.unfinished()
+
+    wait_until(finished, "the fleet has finished its runs", FINISH_S)
+
+
+def judge(place: Arena, work: Work, watch: Watch) -> Outcome:
+    """The oracle on every run, and the engines' own count of requests."""
+    outcome = Outcome()
+    batch_of: dict[tuple[str, str], str] = {}
+    for record in work.records:
+        found = account(place, record, outcome)
+        batch_of |= {(record.name, prompt): batch for prompt, batch in found.items()}
+    find_regenerated(place.stats, watch.seen, batch_of, outcome)
+    return outcome
+
+
+def stop_all(place: Arena, outcome: Outcome) -> None:
+    """Every worker ends in order, and nothing is left of it."""
+    for worker in place.workers:
+        code = worker.stop(60)
+        if code != 0:
+            outcome.problems.append(f"{worker.name} ended with {code} after the chaos")
+    left = processes(place.folder)
+    if left:
+        outcome.problems.append(f"{len(left)} processes are left: {left}")
+
+
+def show(outcome: Outcome, chaos: Chaos, watch: Watch, revived: int) -> None:
+    """The report; its last line is the summary."""
+    for name, count in sorted(chaos.faults.items()):
+        click.echo(f"{count:5d}  {name}")
+    codes = ", ".join(f"{n} x {code}" for code, n in sorted(chaos.exits.items())) or "none"
+    click.echo(f"exits of workers by code: {codes}")
+    for line in recovery(watch.seen):
+        click.echo(f"recovery: {line}")
+    click.echo(
+        f"seen kept: {len(watch.seen.kept)} generations in {watch.seen.samples} looks; "
+        f"innocents rejected as engine_crash: {outcome.crashed}; dead batches revived: {revived}"
+    )
+    for line in [*outcome.problems, *outcome.again[:20]]:
+        click.echo(f"wrong: {line}")
+    click.echo(
+        f"{'PASS' if outcome.clean else 'FAIL'}: {chaos.kills} kills, "
+        f"{sum(chaos.faults.values())} faults, {outcome.batches} batches, {outcome.prompts} "
+        f"prompts: {outcome.lost} lost, {outcome.doubled} doubled, "
+        f"{outcome.regenerated} regenerated"
+    )
+
+
+def run_chaos(folder: Path, *, minutes: float, kills: int, seed: int, workers: int) -> Outcome:
+    """The whole of it in `folder`; prints its report."""
+    names = [f"w{number}" for number in range(workers)]
+    with arena(folder) as place, Watch(place.settings) as watch:
+        for name in names:
+            place.launch(name)
+        place.bring_up(*names)
+        work, chaos = Work(place, watch), Chaos(place, names, watch, seed)
+        try:
+            storm(place, work, chaos, minutes=minutes, kills=kills)
+        except AssertionError as exc:
+            outcome = judge(place, work, watch)
+            outcome.problems.append(str(exc))
+        else:
+            revived = work.revive_dead()
+            wait_until(lambda: not work.unfinished(), "what was revived is done", FINISH_S)
+            outcome = judge(place, work, watch)
+            stop_all(place, outcome)
+            show(outcome, chaos, watch, revived)
+            return outcome
+        show(outcome, chaos, watch, 0)
+        return outcome
+
+
+@click.command()
+@click.option("--minutes", default=10.0, help="How long to do harm.")
+@click.option("--kills", default=0, help="Harm until so many kills instead.")
+@click.option("--seed", default=0, help="Of the faults and their times.")
+@click.option("--workers", default=4)
+@click.option("--keep", is_flag=True, help="Keep the folder with the logs.")
+def main(minutes: float, kills: int, seed: int, workers: int, keep: bool) -> None:
+    """Kill, stop and cut off a fleet at random, then prove that nothing came of it."""
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    click.echo(f"seed {seed}, {workers} workers, logs in {folder}")
+    outcome = run_chaos(folder, minutes=minutes, kills=kills, seed=seed, workers=workers)
+    if outcome.clean and not keep:
+        shutil.rmtree(folder)
+    sys.exit(0 if outcome.clean else 1)
+
+
+if __name__ == "__main__":
+    main()

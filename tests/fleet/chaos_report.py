@@ -1,0 +1,99 @@
+"""What the chaos has done and what became of it: lost, doubled, regenerated."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from dflashq.blobs.commits import rejected_rows
+from dflashq.core import codec, keys
+from dflashq.core.model import RunRecord
+from tests.emulated import prompt_hash
+from tests.fleet.arena import Arena, lines_of
+from tests.fleet.chaos_watch import Seen
+
+# A request may be on its way to the engine while the answer to another one is being kept.
+TOLERANCE_S = 0.25
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The verdict on a chaos; `clean` is the only pass."""
+
+    prompts: int = 0
+    batches: int = 0
+    lost: int = 0
+    doubled: int = 0
+    regenerated: int = 0
+    crashed: int = 0
+    problems: list[str] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not (self.lost or self.doubled or self.regenerated or self.problems)
+
+
+def account(arena: Arena, record: RunRecord, outcome: Outcome) -> dict[str, str]:
+    """Count every index of a run on S3, by listing; batch by hash of all committed generations."""
+    homes: Counter[int] = Counter()
+    batch_of: dict[str, str] = {}
+    for key in arena.blobs.list(keys.completions_prefix(record.name)):
+        batch = key.rpartition("/")[2].removesuffix(".jsonl.zst")
+        rows = list(codec.decode_rows(arena.blobs.get(key).body))
+        ref = arena.ledger.done(record.name).get(batch)
+        rows += list(rejected_rows(arena.blobs, ref)) if ref is not None else []
+        homes.update(row["index"] for row in rows)
+        for row in rows:
+            outcome.crashed += row.get("reason") == "engine_crash"
+            for generation in row.get("generations", ()):
+                batch_of[prompt_hash(generation["prompt_ids"])] = batch
+    outcome.prompts += record.prompts
+    outcome.batches += len(record.batches)
+    outcome.lost += len(set(range(record.prompts)) - set(homes))
+    outcome.doubled += sum(count - 1 for count in homes.values())
+    try:
+        arena.oracle(record.name)
+    except AssertionError as exc:
+        outcome.problems.append(f"{record.name}: {str(exc).splitlines()[0][:300]}")
+    return batch_of
+
+
+def find_regenerated(
+    stats: Path, seen: Seen, batch_of: dict[tuple[str, str], str], outcome: Outcome
+) -> None:
+    """Requests that the engines received after their generation was kept, or its batch done."""
+    known = dict(seen.kept)
+    for (run, prompt), batch in batch_of.items():
+        done = seen.done.get((run, batch))
+        if done is not None:
+            known[prompt] = min(done, known.get(prompt, done))
+    for row in lines_of(stats):
+        if row["event"] == "received" and row["t"] > known.get(row["prompt"], 1e18) + TOLERANCE_S:
+            outcome.regenerated += 1
+            late = row["t"] - known[row["prompt"]]
+            outcome.again.append(
+                f"prompt {row['prompt']} by engine {row['pid']}, {late:.1f} s after it was kept, "
+                f"at {row['t']:.1f}"
+            )
+
+
+def recovery(seen: Seen) -> list[str]:
+    """Median and maximum of the seconds from a fault to the lease's end and to its next holder."""
+    freed = [loss.freed - loss.began for loss in seen.losses if loss.freed is not None]
+    back = [loss.ended - loss.began for loss in seen.losses if loss.ended is not None]
+    rows = [f"{len(seen.losses)} leases taken away, {len(seen.losses) - len(back)} for good"]
+    for what, times in (("free again", freed), ("at work again", back)):
+        if times:
+            middle, worst = statistics.median(times), max(times)
+            rows.append(f"{what} after {middle:.1f} s (median), {worst:.1f} s (max)")
+    slow = sorted(seen.losses, key=lambda one: (one.ended or 1e18) - one.began)[-3:]
+    rows += [
+        f"slow: {one.run}/{one.batch} lost at {datetime.fromtimestamp(one.began):%H:%M:%S}, free "
+        f"{(one.freed or 0) - one.began:.1f} s, leased {(one.ended or 0) - one.began:.1f} s later"
+        for one in slow
+    ]
+    return rows

@@ -1,0 +1,53 @@
+"""A short chaos, and the proof that its report would see what it must see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.chaos import run_chaos
+from tests.fleet.chaos_report import Outcome, find_regenerated, recovery
+from tests.fleet.chaos_watch import Loss, Seen
+
+
+def test_a_request_after_its_generation_was_kept_is_counted(tmp_path: Path) -> None:
+    stats = tmp_path / "stats.jsonl"
+    rows = [
+        ("dfq-1", "received", "a", 10.0),
+        ("dfq-1", "answered", "a", 11.0),
+        ("dfq-2", "received", "a", 12.1),  # it was on its way
+        ("dfq-3", "received", "a", 13.0),  # again
+        ("dfq-4", "received", "b", 10.0),
+        ("dfq-5", "received", "b", 20.0),  # never seen kept, but its batch was done
+        ("dfq-6", "received", "c", 30.0),  # neither: an answer that died before it was kept
+        ("probe", "received", "a", 40.0),
+    ]
+    lines = [
+        json.dumps({"rid": r, "event": e, "prompt": p, "t": t, "pid": 1}) for r, e, p, t in rows
+    ]
+    stats.write_text("\n".join(lines) + '\n{"torn')
+    seen = Seen(kept={"a": 12.0}, done={("run", "batch-000000"): 15.0})
+    batch_of = {("run", "b"): "batch-000000", ("run", "c"): "batch-000001"}
+    outcome = Outcome()
+    find_regenerated(stats, seen, batch_of, outcome)
+    assert outcome.regenerated == 2
+    assert not outcome.clean
+    assert "1.0 s after it was kept" in outcome.again[0]
+
+
+def test_recovery_counts_from_the_fault_to_the_next_holder() -> None:
+    seen = Seen(losses=[Loss("r", f"b{n}", "f", 100.0, 103.0, 104.0 + n) for n in range(3)])
+    seen.losses.append(Loss("r", "b9", "f", 100.0))
+    lines = recovery(seen)
+    assert lines[0] == "4 leases taken away, 1 for good"
+    assert lines[1] == "free again after 3.0 s (median), 3.0 s (max)"
+    assert lines[2] == "at work again after 5.0 s (median), 6.0 s (max)"
+
+
+@pytest.mark.fleet
+def test_a_short_chaos_loses_doubles_and_repeats_nothing(tmp_path: Path) -> None:
+    outcome = run_chaos(tmp_path, minutes=0.5, kills=0, seed=7, workers=3)
+    assert outcome.clean, (outcome.problems, outcome.again)
+    assert outcome.prompts >= 400

@@ -1,0 +1,135 @@
+"""S3 refusing, slow, silent or gone: no batch is ever done without its object."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dflashq.config import Settings
+from dflashq.core import keys
+from tests.emulated import emulated_profile
+from tests.fleet.arena import Arena, Lines
+from tests.fleet.careless_s3 import CarelessS3
+from tests.fleet.fleet import Fleet, prompts_file, requests, wait_until
+from tests.fleet.proxy import Proxy
+
+pytestmark = pytest.mark.fleet
+
+
+def s3_proxies(arena: Arena) -> list[Proxy]:
+    return [lines.s3 for lines in arena.lines.values()]
+
+
+def done_without_object(arena: Arena, run: str) -> list[str]:
+    """Batches in the done-set whose object S3 does not have."""
+    return [
+        batch for batch, ref in arena.ledger.done(run).items() if arena.blobs.head(ref.key) is None
+    ]
+
+
+def test_s3_refuses_while_batches_upload(two: Arena) -> None:
+    """503, 403, a vanished bucket, damaged bodies, silence: in turn, then it is well again."""
+    two.begin("refused", 160, batch_size=20)
+    held = two.wait_kept("refused", 5)
+    proxies = s3_proxies(two)
+    for status, code in ((503, "SlowDown"), (403, "AccessDenied"), (404, "NoSuchBucket")):
+        for proxy in proxies:
+            proxy.answer(status, code)
+        wait_until(lambda: sum(p.answered for p in proxies) > 0, f"somebody meets {code}")
+        done = two.ledger.status("refused").done
+        time.sleep(3.0)  # the outage itself
+        assert two.ledger.status("refused").done == done
+        for proxy in proxies:
+            proxy.answered = 0
+    for proxy in proxies:
+        proxy.damage()
+    time.sleep(2.0)
+    for proxy in proxies:
+        proxy.freeze()
+    done = two.ledger.status("refused").done
+    time.sleep(3.0)
+    assert two.ledger.status("refused").done == done
+    for proxy in proxies:
+        proxy.pass_on()
+    two.wait_finished("refused")
+    assert not done_without_object(two, "refused")
+    assert two.oracle("refused").accepted == 160
+    asked = two.asked()
+    assert {asked[prompt] for prompt in held} == {1}
+    assert not two.ledger.status("refused").dead
+    for batch in two.ledger.done("refused"):
+        assert two.ledger.story("refused", batch) == []  # an outage spends no attempt
+
+
+def test_the_answer_to_a_put_that_succeeded_is_lost(two: Arena) -> None:
+    """The retry meets 412: the object is ours, it is adopted with its own counts."""
+    two.begin("lost-reply", 40, batch_size=20)
+    two.wait_kept("lost-reply", 1)
+    for proxy in s3_proxies(two):
+        proxy.lost = 0
+        proxy.lose_reply_to(b"runs/lost-reply/completions/batch-000000.jsonl.zst HTTP/1.1")
+    two.wait_finished("lost-reply")
+    assert sum(proxy.lost for proxy in s3_proxies(two)) == 1
+    assert two.oracle("lost-reply").accepted == 40
+    assert any("adopted: run=lost-reply" in w.log.read_text() for w in two.named.values())
+    objects = list(two.blobs.list(keys.completions_prefix("lost-reply")))
+    assert len(objects) == 2
+    assert set(two.asked().values()) >= {1}
+
+
+def test_a_slow_s3_only_takes_longer(two: Arena) -> None:
+    for proxy in s3_proxies(two):
+        proxy.delay(0.4)
+    two.begin("slow-s3", 60, batch_size=10)
+    two.wait_finished("slow-s3")
+    assert two.oracle("slow-s3").accepted == 60
+
+
+def test_an_s3_outage_fills_the_keep_budget_and_no_more(
+    settings: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    """Generation goes on while there is room, then the gate closes; S3 is back, so are we."""
+    stats = tmp_path / "stats.jsonl"
+    profile = emulated_profile(
+        tmp_path,
+        model_dir=tiny_model,
+        lengths="fixed:1900",
+        token_ms=0.1,
+        slots=16,
+        stats_file=stats,
+    )
+    small = settings.model_copy(update={"keep_budget_mb": 1, "sweep_s": 0.5})
+    with Fleet(small, profile, tmp_path) as fleet, Lines(small) as lines:
+        fleet.enqueue("outage", prompts_file(tmp_path / "p.jsonl", 900), batch_size=300)
+        fleet.settings = lines.settings
+        worker = fleet.start("w0")
+        lines.s3.answer(503, "SlowDown", only=b"/completions/")
+        wait_until(lambda: "used its budget" in worker.tail(), "the budget is used", 60)
+        wait_until(lambda: fleet.ledger.workers()[worker.name]["in_flight"] == 0, "it rests", 30)
+        asked = requests(stats).total()
+        kept_bytes = fleet.ledger.status("outage").kept_bytes
+        assert 0.9 * 2**20 < kept_bytes <= 2**20
+        time.sleep(2.5)  # a gate that leaked would admit in this time
+        assert requests(stats).total() == asked < 900
+        assert fleet.ledger.status("outage").done == 0
+        lines.s3.pass_on()
+        fleet.wait_finished("outage")
+        assert fleet.oracle("outage").accepted == 900
+        assert set(requests(stats).values()) == {1}
+
+
+def test_an_s3_without_conditional_writes_is_refused(
+    settings: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    profile = emulated_profile(tmp_path, model_dir=tiny_model)
+    with CarelessS3() as s3:
+        careless = settings.model_copy(update={"s3_endpoint_url": s3.endpoint_url})
+        with Fleet(settings, profile, tmp_path) as fleet:
+            fleet.enqueue("careless", prompts_file(tmp_path / "p.jsonl", 5))
+            fleet.settings = careless
+            worker = fleet.start("w0", wait=False)
+            assert worker.process.wait(60) == 1
+            assert "does not keep If-None-Match" in worker.tail()
+            assert fleet.ledger.status("careless").pending == 1

@@ -1,0 +1,50 @@
+"""A worker without an engine: it writes rows from hints, and stops on SIGTERM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dflashq.blobs.s3 import Blobs
+from dflashq.config import Settings
+from dflashq.core import keys
+from dflashq.operations.rows import hint_rows
+from tests.environment import environment
+from tests.unit.committed import Fleet
+from tests.unit.sampled import commit, sample
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 60.0
+
+
+def test_a_rows_worker_needs_no_engine(settings: Settings, blobs: Blobs, tmp_path: Path) -> None:
+    fleet = Fleet(settings, blobs, tmp_path)
+    record = fleet.enqueue().record
+    commit(blobs, record, "batch-000000", [sample(n) for n in range(5)])
+    commit(blobs, record, "batch-000002", [sample(n) for n in (10, 11)])
+    assert hint_rows(blobs, fleet.hints, "r").uncommitted == ["batch-000001"]
+    log = tmp_path / "worker.log"
+    with log.open("wb") as out:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "workers", "worker", "--rows"],
+            cwd=ROOT,
+            env=environment(settings),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wanted = [keys.rows_object("r", name) for name in ("batch-000000", "batch-000002")]
+        deadline = time.monotonic() + WAIT_S
+        while list(blobs.list(keys.rows_prefix("r"))) != wanted:
+            assert worker.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        worker.terminate()
+        assert worker.wait(30) == 0, log.read_text()
+    finally:
+        worker.kill()
+        worker.wait()
+    assert "rows@" in log.read_text()
+    assert fleet.hints.waiting(keys.ROWS_QUEUE) == 0

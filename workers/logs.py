@@ -1,0 +1,29 @@
+"""A worker's log: console or JSON, as the settings say; libraries that quote secrets held back."""
+
+from __future__ import annotations
+
+import logging
+
+from dflashq.config import load
+from dflashq.core import journal
+
+# At DEBUG they tell addresses and headers, which may hold credentials.
+_TALKATIVE = ("urllib3", "botocore", "boto3", "aiohttp", "kombu", "amqp")
+_json = journal.JsonFormatter()
+
+
+def configure(level: int, file: str | None) -> None:
+    """Log to stderr, or to a file. Safe to repeat."""
+    logging.basicConfig(level=level, format=journal.CONSOLE, filename=file, force=True)
+    if load().log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(_json)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(level, logging.INFO))
+    # Celery tells of every hint; the batches tell it better.
+    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+
+
+def identify(worker: str, gpu: str) -> None:
+    """Put the worker's name into every JSON line from now on."""
+    _json.common = {"worker": worker, **({"gpu": gpu} if gpu else {})}

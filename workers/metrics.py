@@ -1,0 +1,183 @@
+"""A worker's own `/metrics`: its counters and readings, and its engine's, passed on."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import requests
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from dflashq.config import Settings
+from dflashq.core import metrics
+from dflashq.core.metrics import Reading
+from dflashq.engine.asking import ask_text
+from dflashq.operations.metrics import CONTENT_TYPE, Values, family
+
+if TYPE_CHECKING:
+    from workers.desk import Desk
+
+log = logging.getLogger(__name__)
+
+_GPU_NAME = re.compile(r"gpu(\d+)@")
+
+
+class WorkerCollector(Collector):
+    """Reads a desk whenever it is scraped; blocks for the engine's answer, seconds at most."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def collect(self) -> Iterable[Metric]:
+        common = {"worker": self._desk.name, "gpu": self._desk.settings.gpu}
+        for counter in metrics.counted(metrics.WORKER):
+            yield family(counter, counter.counts(), common)
+        for reading, values in readings(self._desk).items():
+            yield family(reading, values, common)
+        yield from self._passed_on(common)
+
+    def _passed_on(self, common: dict[str, str]) -> Iterator[Metric]:
+        """The engine's metrics under the runs that it works for; several runs are one label."""
+        runs = ",".join(sorted({a.lease.run for a in self._desk.generator.active()}))
+        for found in engine_families(self._ask()):
+            passed = Metric(found.name, found.documentation, found.type)
+            for sample in found.samples:
+                labels = {**sample.labels, **common, "run": runs}
+                passed.add_sample(sample.name, labels, sample.value)
+            yield passed
+
+    def _ask(self) -> str:
+        url = self._desk.engine_url
+        if not url:
+            return ""
+        key = self._desk.settings.engine_api_key
+        external = self._desk.profile.launch.kind == "external"
+        try:
+            return ask_text(f"{url}/metrics", key if external else None)
+        except requests.RequestException as exc:
+            log.debug("the engine's metrics are missing from this scrape: %s", exc)
+            return ""
+
+
+def engine_families(text: str) -> list[Metric]:
+    """An engine's own metrics, `sglang:…` or `vllm:…`; none when the text is no metrics."""
+    try:
+        return [f for f in text_string_to_metric_families(text) if ":" in f.name]
+    except ValueError as exc:
+        log.warning("the engine's metrics are missing from this scrape: %s", exc)
+        return []
+
+
+def readings(desk: Desk) -> dict[Reading, Values]:
+    """How the worker is now: a sample for every reading that is declared."""
+    gate, active = desk.station.gate, desk.generator.active()
+    by_run: dict[tuple[str, ...], float] = {}
+    for attempt in active:
+        by_run[attempt.lease.run,] = by_run.get((attempt.lease.run,), 0) + 1
+    return {
+        metrics.IN_FLIGHT: {(): gate.in_flight},
+        metrics.IN_FLIGHT_LIMIT: {(): gate.limit},
+        metrics.GATE_WAITING: {(): gate.waiting},
+        metrics.GATE_CLOSED: {(reason,): 1 for reason in gate.reasons},
+        metrics.KEEP_FULL: {(): float(desk.station.keeping.full)},
+        metrics.ENGINE_UP: {(): float(bool(desk.engine_url))},
+        metrics.ENGINE_RESTARTS: {(): desk.engine_restarts},
+        metrics.BATCHES_AT_WORK: by_run,
+        metrics.HINTS_TAKEN: {(): desk.generator.taken},
+        metrics.HEARTBEAT_AGE: {(): _heartbeat_age_s(desk)},
+    }
+
+
+def _heartbeat_age_s(desk: Desk) -> float:
+    return time.monotonic() - desk.keeper.last_answer if desk.keeper.held() else 0.0
+
+
+def port_of(settings: Settings, worker: str) -> int:
+    """The port of this worker: the setting plus its GPU's index, so that a host's do not collide.
+
+    The index is that of the setting or, for a GPU given by UUID, of the worker's name `gpu3@HOST`;
+    a worker without either takes the port as it is. 0 when there is to be none.
+    """
+    named = _GPU_NAME.match(worker)
+    index = settings.gpu if settings.gpu.isdecimal() else named[1] if named else "0"
+    return settings.metrics_port + int(index) if settings.metrics_port else 0
+
+
+class TextServer:
+    """Answers GET /metrics with what `text` gives, in Prometheus' plain format whatever is asked.
+
+    The client library's own server offers OpenMetrics too, whose writer turns the colons of an
+    engine's names into underscores. OSError when the address is taken.
+    """
+
+    def __init__(self, host: str, port: int, text: Callable[[], bytes]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 30
+
+            def do_GET(self) -> None:
+                found = self.path.partition("?")[0] == "/metrics"
+                body = text() if found else b"see /metrics\n"
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """A scrape is no news."""
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class MetricsServer:
+    """Serves one desk. A port that is taken costs the metrics, never the work."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._server: TextServer | None = None
+
+    def start(self) -> None:
+        """Listen, unless the settings say not to. Does not block."""
+        settings = self._desk.settings
+        port = port_of(settings, self._desk.name)
+        if not port:
+            return
+        try:
+            self._server = TextServer(settings.metrics_host, port, self.text)
+        except OSError as exc:
+            log.error(
+                "no metrics from this worker: %s:%d cannot be listened on (%s). The work goes on; "
+                "set DFLASHQ_METRICS_PORT to a free one",
+                *(settings.metrics_host, port, exc),
+            )
+            return
+        log.info("metrics at http://%s:%d/metrics", settings.metrics_host, port)
+
+    def text(self) -> bytes:
+        """What a scrape gets. Blocks for the engine's answer, seconds at most."""
+        registry = CollectorRegistry()
+        registry.register(WorkerCollector(self._desk))
+        return generate_latest(registry)
+
+    def stop(self) -> None:
+        """Close the port. Safe to repeat."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
