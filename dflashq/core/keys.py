@@ -122,6 +122,11 @@ def engine_object(run: str, engine_id: str) -> str:
     return f"runs/{run}/engines/{engine_id}.json"
 
 
+def truth_json(run: str) -> str:
+    """What all engines of a run must share, as its first engine had it."""
+    return f"runs/{run}/truth.json"
+
+
 def quarantine_object(run: str, batch: str, sha256: str) -> str:
     """Where reconcile puts a commit object that is not the run's."""
     return f"runs/{run}/quarantine/{batch}.{sha256[:16]}.jsonl.zst"

@@ -123,7 +123,7 @@ class Generation:
 
     `finish_reason` is the engine's type (stop, length, abort); `matched` the stop it names: the
     id of an end token, a string for a stop that was not asked for, or None. `engine` is the id of
-    the engine record that says which server gave it.
+    the engine record that says which server gave it, `at` when (seconds since 1970).
     """
 
     prompt_ids: list[int]
@@ -133,6 +133,7 @@ class Generation:
     spec_accept_length: float | None = None
     latency_s: float | None = None
     engine: str = ""
+    at: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

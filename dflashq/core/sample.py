@@ -36,6 +36,7 @@ def generation_row(generation: Generation) -> dict[str, Any]:
         "spec_accept_length": float(generation.spec_accept_length or 0.0),
         "latency_s": float(generation.latency_s or 0.0),
         "engine": generation.engine,
+        "at": generation.at,
     }
 
 

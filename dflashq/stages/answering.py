@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
@@ -168,7 +169,7 @@ class Answering:
                 self._watch,
             )
         self.station.output_tokens += len(generation.output_ids)
-        return replace(generation, engine=engine_id)
+        return replace(generation, engine=engine_id, at=round(time.time(), 3))
 
     @contextlib.asynccontextmanager
     async def _holding_through_death(self) -> AsyncIterator[None]:

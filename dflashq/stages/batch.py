@@ -47,7 +47,8 @@ class BatchWork:
         """Commit the batch, or adopt the commit that is there.
 
         StoppedError and LeaseLostError when the attempt is over, ConflictError when the commit
-        object is not ours, any other error when the attempt failed.
+        object is not ours, EngineMismatchError when this engine may not answer for the run, any
+        other error when the attempt failed.
         """
         attempt, lease = self._attempt, self._attempt.lease
         record = attempt.patiently(lambda: self._records.run(lease.run), "reading run.json")
@@ -62,6 +63,10 @@ class BatchWork:
             lambda: commits.committed(self._blobs, lease.run, lease.batch), "looking for a commit"
         ):
             return committer.adopt({prompt.index for prompt in prompts})
+        attempt.patiently(
+            lambda: self._records.check_truth(lease.run, self._station.engine_record()),
+            "comparing the engine with the run's",
+        )
         attempt.patiently(
             lambda: self._breaker.begin(lease.run, record.spec.guard), "reading the tolerance"
         )

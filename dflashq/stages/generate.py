@@ -14,6 +14,7 @@ from dflashq.core import metrics
 from dflashq.core.errors import (
     ConflictError,
     DflashqError,
+    EngineMismatchError,
     LeaseLostError,
     LedgerError,
     LedgerUnreachableError,
@@ -35,7 +36,8 @@ UNKNOWN = "unknown"
 class Generator:
     """Works on the batches of one worker; `handle` runs in as many threads as batches overlap.
 
-    `taken` counts the hints taken so far, for whoever watches the consumer.
+    `taken` counts the hints taken so far, for whoever watches the consumer; `refused` says, by
+    run, why this engine may not answer for it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Generator:
         self._orders = itertools.count()
         self._active: set[Attempt] = set()
         self._changed = threading.Condition()
+        self.refused: dict[str, str] = {}
         self.draining = threading.Event()
 
     def handle(self, run: str, batch: str) -> str:
@@ -158,9 +161,10 @@ class Generator:
         return None
 
     def _candidates(self, run: str, batch: str) -> Iterator[tuple[str, str]]:
-        yield run, batch
+        if run not in self.refused:
+            yield run, batch
         for name, its_queue in self._ledger.runs().items():
-            if its_queue == self.queue:
+            if its_queue == self.queue and name not in self.refused:
                 yield name, ""
 
     def _enter(self, attempt: Attempt) -> None:
@@ -190,6 +194,8 @@ class Generator:
             return self._hand_back(attempt, exc.why)
         except LeaseLostError as exc:
             return self._lose(attempt, exc)
+        except EngineMismatchError as exc:
+            return self._refuse(attempt, exc)
         except ConflictError as exc:
             return self._bury(attempt, f"conflict: {exc}")
         except Exception as exc:  # noqa: BLE001 - a fault is the batch's story, not the worker's end
@@ -220,6 +226,14 @@ class Generator:
             *(attempt.lease.run, attempt.lease.batch, why),
         )
         return f"{attempt.lease.run}/{attempt.lease.batch} handed back ({why})"
+
+    def _refuse(self, attempt: Attempt, exc: EngineMismatchError) -> str:
+        """Leave this run to others, for as long as this worker has this engine."""
+        log.error("run refused: run=%s: %s", attempt.lease.run, exc)
+        self.refused[attempt.lease.run] = str(exc)
+        self._tell(attempt, lambda: self._ledger.release(attempt.lease, str(exc)))
+        _count(attempt, "refused")
+        return f"{attempt.lease.run}/{attempt.lease.batch} refused: another engine is needed"
 
     def _lose(self, attempt: Attempt, exc: LeaseLostError) -> str:
         """Another worker has the batch; or nobody, since the ledger was wiped."""

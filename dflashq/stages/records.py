@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from dflashq.blobs import runs
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import keys
+from dflashq.core.errors import EngineMismatchError
 from dflashq.core.model import BatchRecord, RunRecord, canonical_json
+from dflashq.core.truth import differences, truth_of
 
 
 class Records:
@@ -15,6 +20,7 @@ class Records:
         self._blobs = blobs
         self._runs: dict[str, RunRecord] = {}
         self._engines: set[tuple[str, str]] = set()
+        self._truths: dict[str, dict[str, Any]] = {}
 
     def run(self, run: str) -> RunRecord:
         """`run.json`, read once: a run is immutable under its name."""
@@ -28,6 +34,22 @@ class Records:
             revision = runs.read_revision(self._blobs, record.name, batch)
             return revision.batch, revision.supersedes
         return runs.batch_record(self._blobs, record, batch), {}
+
+    def check_truth(self, run: str, engine: dict[str, Any]) -> None:
+        """EngineMismatchError when this engine would answer otherwise than the run's first one."""
+        mine = truth_of(engine)
+        if self._truths.get(run) == mine:
+            return
+        key = keys.truth_json(run)
+        self._blobs.put_absent(key, canonical_json(mine), {})
+        found = differences(json.loads(self._blobs.get(key).body), mine)
+        if found:
+            raise EngineMismatchError(
+                f"this engine must not answer for run {run!r}: {found}. Samples of two models in "
+                "one run would train a drafter for neither: give this host the run's model, or "
+                "enqueue another run."
+            )
+        self._truths[run] = mine
 
     def engine(self, run: str, engine_id: str, record: dict[str, object]) -> None:
         """Put an engine's record beside the samples that name it, once a run."""

@@ -131,6 +131,10 @@ class Station:
             "template_sha256": self.renderer.template_sha256,
         }
 
+    def engine_record(self) -> dict[str, Any]:
+        """The record of the engine as it is now."""
+        return self.engine_records[self.engine_id]
+
     def enter(self, attempt: Attempt) -> None:
         """An attempt begins its generations."""
         self._attempts.add(attempt)

@@ -12,7 +12,7 @@ from celery import Celery
 
 from dflashq.config import Settings
 from tests.emulated import emulated_profile
-from tests.fleet.fleet import Fleet, kept, prompts_file, wait_until
+from tests.fleet.fleet import Fleet, Worker, kept, prompts_file, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -85,3 +85,31 @@ def engines(worker: int) -> list[psutil.Process]:
     """The emulated engines below a worker."""
     below = psutil.Process(worker).children(recursive=True)
     return [p for p in below if "tests.emulated" in " ".join(p.cmdline())]
+
+
+def test_an_engine_of_another_truth_does_not_answer_for_the_run(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    """The first engine decides; a host with other weights leaves the run alone, and says so."""
+    slow = {"token_ms": 20, "lengths": "fixed:100", "slots": 2}
+    profile = emulated_profile(
+        tmp_path, model_dir=tiny_model, server_info={"dtype": "bfloat16"}, **slow
+    )
+    folder = tmp_path / "other"
+    folder.mkdir()
+    other = emulated_profile(folder, model_dir=tiny_model, server_info={"dtype": "fp8"}, **slow)
+    with Fleet(fast, profile, tmp_path) as fleet:
+        fleet.enqueue("true", prompts_file(tmp_path / "p.jsonl", 24), batch_size=4)
+        fleet.start("w0")
+        wait_until(lambda: kept(fleet, "true") > 0, "the run has its first engine")
+        foreign = Worker(fast, other, "w1", tmp_path / "w1.log")
+        fleet.workers.append(foreign)
+        foreign.wait_ready()
+        wait_until(
+            lambda: "this engine must not answer for run 'true'" in foreign.log.read_text(),
+            "the other engine is refused",
+        )
+        assert "dtype: the run has 'bfloat16', this engine 'fp8'" in foreign.log.read_text()
+        fleet.wait_finished("true")
+        fleet.oracle("true")
+        assert "batch done" not in foreign.log.read_text()

@@ -1,0 +1,32 @@
+"""The fields of an engine that decide what its answers are: they may not change inside a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SERVER = ("dtype", "quantization", "kv_cache_dtype", "weight_version")
+
+
+def truth_of(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an engine record (`runs/R/engines/<id>.json`) all engines of a run must share.
+
+    Speed is not truth: GPUs, limits and speculation may differ.
+    """
+    model, server = engine["profile"]["model"], engine["server_info"]
+    fields = {
+        "model.source": model["source"] or model["id"],
+        "model.revision": model["revision"],
+        "tokenizer_sha256": engine["tokenizer_sha256"],
+        "template_sha256": engine["template_sha256"],
+    }
+    return fields | {name: server.get(name) for name in _SERVER}
+
+
+def differences(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    """`dtype: the run has 'bfloat16', this engine 'float16'; …`; empty when they agree."""
+    return "; ".join(
+        f"{name}: the run has {known.get(name)!r}, this engine {mine.get(name)!r}"
+        for name in sorted({*known, *mine})
+        if known.get(name) != mine.get(name)
+    )
