@@ -62,9 +62,9 @@ class Renderer:
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`, special tokens included."""
         with self._lock:
-            text: str = self._tokenizer.decode(
-                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
+            # The tokenizer's own core: the layer above it triples the time and changes nothing
+            # when neither special tokens nor spaces are to be touched.
+            text: str = self._tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def markers(self) -> Markers:

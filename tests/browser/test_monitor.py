@@ -32,7 +32,9 @@ def live(show: tuple[Arena, MonitorProcess], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def page(browser: webdriver.Chrome, show: tuple[Arena, MonitorProcess]) -> Page:
-    return Page(browser, show[1].address)
+    fresh = Page(browser, show[1].address)
+    fresh.errors()  # those of the tests before are theirs
+    return fresh
 
 
 def equal_to_ledger(page: Page, arena: Arena) -> bool:
@@ -192,6 +194,7 @@ def test_a_large_run_behind_a_login(browser: webdriver.Chrome, settings: Setting
     announce(stage.ledger, 5, ["large/batch-001800"], engine="down", closed=["the engine is down"])
     with serving(stage) as address:
         page = Page(browser, address)
+        page.errors()
         page.open("/runs/large")
         assert page.complaints() == []
         page.one("#token").send_keys("not the token")
