@@ -61,6 +61,14 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     help="When the run stops itself, in place of the profile's: canary, max_rejected, "
     "min_median_tokens, window; may be repeated.",
 )
+@click.option(
+    "--retry",
+    "retries",
+    metavar="REASON[,...][:MAX_NEW_TOKENS]",
+    multiple=True,
+    help="Draw a turn rejected for this once more, longer if you say so; recorded in the row. "
+    "May be repeated: each is one more try. Off unless given.",
+)
 @click.option("--thinking/--no-thinking", default=None, help="In place of the profile's own.")
 @click.option("--limit", type=click.IntRange(1), help="Stop behind this many prompts.")
 @click.option(
@@ -80,6 +88,7 @@ def enqueue(
     batch_size: int,
     sampling: dict[str, str],
     guard: dict[str, str],
+    retries: tuple[str, ...],
     thinking: bool | None,
     limit: int | None,
     rejected_path: Path | None,
@@ -96,7 +105,12 @@ def enqueue(
         session.settings.profile if profile is None else profile, session.settings
     )
     spec = run_spec(
-        chosen, sampling=sampling, guard=guard, thinking=thinking, batch_size=batch_size
+        chosen,
+        sampling=sampling,
+        guard=guard,
+        retries=retries,
+        thinking=thinking,
+        batch_size=batch_size,
     )
     session.interrupted = READING
     with (

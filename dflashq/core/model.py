@@ -72,6 +72,17 @@ class Guard(_Frozen):
     window: int = Field(200, ge=10)
 
 
+class Rung(_Frozen):
+    """One step of the retry ladder: a turn rejected for one of `reasons` is drawn once more.
+
+    With `max_new_tokens` it may be longer then. The retry is recorded in the row, since answers
+    that were chosen after a rejection are not quite what the model says by itself.
+    """
+
+    reasons: tuple[str, ...] = Field(min_length=1)
+    max_new_tokens: int | None = Field(None, ge=1)
+
+
 class RunSpec(_Frozen):
     """What a run asks for, apart from its prompts: immutable under the run's name.
 
@@ -86,7 +97,13 @@ class RunSpec(_Frozen):
     sampling: Sampling = Sampling()
     checks: Checks = Checks()
     guard: Guard = Guard()
+    ladder: tuple[Rung, ...] = ()
     batch_size: int = Field(1000, ge=1, le=1000)
+
+    def sampling_at(self, rung: int) -> Sampling:
+        """Sampling of a turn's first draw (rung 0), or of a retry."""
+        limit = self.ladder[rung - 1].max_new_tokens if rung else None
+        return self.sampling.model_copy(update={"max_new_tokens": limit} if limit else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +158,11 @@ class Generation:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Generation:
         return cls(**row)
+
+
+def slot(turn: int, rung: int) -> int:
+    """The number under which a generation is kept: the turn, or a slot of its own for a retry."""
+    return turn + 10_000 * rung
 
 
 @dataclass(frozen=True, slots=True)

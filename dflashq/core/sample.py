@@ -60,8 +60,12 @@ def sample_row(
     generations: list[Generation],
     reasoning_tokens: int,
     attempt: int,
+    retries: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """A prompt with all its generations; `usage` counts tokens over all of them."""
+    """A prompt with all its generations; `usage` counts tokens over all of them.
+
+    `retries` are the draws that the ladder threw away, as JSON text.
+    """
     last = generations[-1] if generations else None
     return {
         "index": prompt.index,
@@ -79,6 +83,7 @@ def sample_row(
         "generations": [generation_row(g) for g in generations],
         "engine": last.engine if last else "",
         "attempt": attempt,
+        "retries": _json(retries),
     }
 
 

@@ -62,10 +62,13 @@ class Chronicle:
             if self._redis.get(keys.MONITOR_LEAD) == self._me.encode():
                 self._redis.delete(keys.MONITOR_LEAD)
 
-    def add_point(self, run: str, point: Row, coarse: Row | None = None) -> None:
+    def add_point(
+        self, run: str, point: Row, coarse: Row | None = None, *, last: bool = False
+    ) -> None:
         """One more point (`at`: server ms) of every resolution whose time has come.
 
-        `coarse` has what is another number over ten minutes than over ten seconds.
+        `coarse` has what is another number over ten minutes than over ten seconds. The `last`
+        point of a run is noted whenever it comes.
         """
         lines = {FINE: point, COARSE: point | (coarse or {})}
         with self._translated(f"noting the numbers of run {run}"):
@@ -74,10 +77,8 @@ class Chronicle:
                 name = _series(run, resolution)
                 newest = self._redis.lindex(name, 0)
                 # A little early is on time, or a jittering clock would skip every second point.
-                due = newest is None or (
-                    point["at"] - json.loads(newest)["at"] >= resolution.every_s * 900
-                )
-                if due:
+                waited = point["at"] - (json.loads(newest)["at"] if newest else 0)
+                if last or waited >= resolution.every_s * 900:
                     pipe.lpush(name, json.dumps(lines[resolution], separators=(",", ":")))
                     pipe.ltrim(name, 0, resolution.kept - 1)
             pipe.execute()

@@ -39,7 +39,7 @@ class Scribe:
                 self._write_progress(run, one, seen.at)
 
     def _note(self, run: str, one: RunSeen) -> None:
-        if one.status.finished and self._told.get(run, {}).get("finished"):
+        if one.status.finished and (self._before(run) or {}).get("finished"):
             return
         point = {
             "at": one.status.now_ms,
@@ -51,7 +51,8 @@ class Scribe:
             "working": one.view.working,
             "rejects": one.view.rejects,
         }
-        self._chronicle.add_point(run, point, {"tokens_per_s": round(one.speed_long, 1)})
+        long = {"tokens_per_s": round(one.speed_long, 1)}
+        self._chronicle.add_point(run, point, long, last=one.status.finished)
 
     def _tell_run(self, run: str, one: RunSeen) -> None:
         now = seen_of_run(

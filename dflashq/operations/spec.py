@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from dflashq.core.checks import REASONS
 from dflashq.core.errors import UsageError
-from dflashq.core.model import RunSpec
+from dflashq.core.model import Rung, RunSpec
 from dflashq.engine.profiles import Profile
 
 Part = TypeVar("Part", bound=BaseModel)
@@ -21,10 +22,12 @@ def run_spec(
     thinking: bool | None = None,
     batch_size: int = 1000,
     guard: Mapping[str, str] = {},
+    retries: Sequence[str] = (),
 ) -> RunSpec:
     """The profile's model, queue, sampling and guard; `sampling` and `guard` overlay them by name.
 
-    Values are text. UsageError names each parameter that is unknown or out of range.
+    Values are text, as on a command line; `retries` are the rungs of the ladder, such as
+    `truncated,looping:8192`. UsageError names each parameter that is unknown or out of range.
     """
     model = profile.model
     return RunSpec(
@@ -34,8 +37,21 @@ def run_spec(
         thinking=model.thinking if thinking is None else thinking,
         sampling=_overlaid(profile.sampling, sampling, "sampling"),
         guard=_overlaid(profile.guard, guard, "guard"),
+        ladder=tuple(_rung(text) for text in retries),
         batch_size=batch_size,
     )
+
+
+def _rung(text: str) -> Rung:
+    reasons, _, limit = text.partition(":")
+    named = tuple(reason.strip() for reason in reasons.split(","))
+    unknown = [reason for reason in named if reason not in REASONS]
+    if unknown or (limit and not limit.isdigit()):
+        raise UsageError(
+            f"{text!r} is no retry: REASON[,REASON...][:MAX_NEW_TOKENS], as in truncated:32768. "
+            f"The reasons are {', '.join(REASONS)}."
+        )
+    return Rung(reasons=named, max_new_tokens=int(limit) if limit else None)
 
 
 def _overlaid(default: Part, asked: Mapping[str, str], what: str) -> Part:

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dflashq.core import checks, codec
 from dflashq.core.answer import split_answer
@@ -19,7 +20,7 @@ from dflashq.core.errors import (
     EngineRefusedError,
     EngineTransientError,
 )
-from dflashq.core.model import Generation, Message, Prompt, RunSpec, Verdict
+from dflashq.core.model import Generation, Message, Prompt, RunSpec, Sampling, Verdict, slot
 from dflashq.core.sample import assistant_message, rejected_row, sample_row
 from dflashq.engine.client import Conversation
 from dflashq.stages.attempt import Attempt
@@ -76,17 +77,15 @@ class Answering:
         """
         history: list[Message] = []
         generations: list[Generation] = []
+        retries: list[dict[str, Any]] = []
         reasoning = 0
         for message in prompt.messages:
             history.append(message)
             turn = len(generations)
-            generation = kept.get(turn)
-            if message["role"] != "user" or (generation is None and _rejected(verdict)):
+            if message["role"] != "user" or (turn not in kept and _rejected(verdict)):
                 continue
             try:
-                if generation is None:
-                    generation = await self._generate(prompt, history)
-                    self.keep(prompt.index, turn, generation)
+                generation, found = await self._climb(prompt, history, kept, retries, turn)
             except EngineRefusedError as exc:
                 verdict = Verdict(exc.reason, str(exc))
                 self.reject(prompt.index, verdict)
@@ -94,7 +93,7 @@ class Answering:
             generations.append(generation)
             if _rejected(verdict):
                 continue
-            verdict = self._judge(generation)
+            verdict = found
             parts = split_answer(
                 generation.output_ids,
                 self.station.renderer.decode,
@@ -104,23 +103,58 @@ class Answering:
             )
             reasoning += parts.reasoning_tokens
             history.append(assistant_message(parts))
-        return self._settled(prompt, history, generations, reasoning, verdict or Verdict())
+        row = sample_row(prompt, history, generations, reasoning, self.attempt.number, retries)
+        return self._settled(row, generations, verdict or Verdict())
 
-    def _judge(self, generation: Generation) -> Verdict:
+    async def _climb(
+        self,
+        prompt: Prompt,
+        history: list[Message],
+        kept: dict[int, Generation],
+        retries: list[dict[str, Any]],
+        turn: int,
+    ) -> tuple[Generation, Verdict]:
+        """One turn with its verdict; drawn again for each rung that the verdict asks for."""
+        for rung in range(len(self.spec.ladder) + 1):
+            sampling = self.spec.sampling_at(rung)
+            generation = kept.get(slot(turn, rung))
+            try:
+                if generation is None:
+                    generation = await self._generate(prompt, history, sampling)
+                    self.keep(prompt.index, slot(turn, rung), generation)
+            except EngineRefusedError as exc:
+                if not self._retried(exc.reason, rung):
+                    raise
+                retries.append({"turn": turn, "reason": exc.reason, "detail": str(exc)})
+                continue
+            verdict = self._judge(generation, sampling)
+            if not self._retried(verdict.reason, rung):
+                return generation, verdict
+            retries.append({"turn": turn, "reason": verdict.reason, "detail": verdict.detail})
+        raise EngineError(f"prompt {prompt.index}: the ladder of run {self._batch} has no end")
+
+    def _retried(self, reason: str | None, rung: int) -> bool:
+        """Whether a draw with this reason is followed by another one."""
+        ladder = self.spec.ladder
+        return rung < len(ladder) and reason in ladder[rung].reasons
+
+    def _judge(self, generation: Generation, sampling: Sampling) -> Verdict:
         return checks.judge(
             generation,
             checks=self.spec.checks,
-            max_new_tokens=self.spec.sampling.max_new_tokens,
+            max_new_tokens=sampling.max_new_tokens,
             markers=self.station.markers,
             thinking=self.spec.thinking,
         )
 
-    async def _generate(self, prompt: Prompt, history: list[Message]) -> Generation:
+    async def _generate(
+        self, prompt: Prompt, history: list[Message], sampling: Sampling
+    ) -> Generation:
         """One turn; waits out an engine that is down, retries what may pass."""
         failures, pause = 0, BACKOFF_S
         while True:
             try:
-                return await self._ask(prompt, history)
+                return await self._ask(prompt, history, sampling)
             except EngineRefusedError:
                 raise
             except EngineDownError as exc:
@@ -154,15 +188,15 @@ class Answering:
     def _batch(self) -> str:
         return f"{self.attempt.lease.run}/{self.attempt.lease.batch}"
 
-    async def _ask(self, prompt: Prompt, history: list[Message]) -> Generation:
+    async def _ask(self, prompt: Prompt, history: list[Message], sampling: Sampling) -> Generation:
         alone = self.strikes.alone(prompt.index)
         async with self.station.admitted(self.attempt, alone=alone), self._holding_through_death():
             ids = self.station.renderer.render(history, prompt.tools, thinking=self.spec.thinking)
-            self._refuse_too_long(len(ids))
+            self._refuse_too_long(len(ids), sampling.max_new_tokens)
             engine_id = self.station.engine_id
             generation = await self.station.client.generate(
                 ids,
-                self.spec.sampling,
+                sampling,
                 f"dfq-{secrets.token_hex(16)}",
                 self.station.markers.end_ids,
                 Conversation(list(history), prompt.tools, self.spec.thinking),
@@ -201,8 +235,8 @@ class Answering:
                 f"piece of {period}"
             )
 
-    def _refuse_too_long(self, prompt_tokens: int) -> None:
-        limit, wanted = self.station.context_length, self.spec.sampling.max_new_tokens
+    def _refuse_too_long(self, prompt_tokens: int, wanted: int) -> None:
+        limit = self.station.context_length
         if limit is not None and prompt_tokens + wanted > limit:
             raise TooLongError(
                 f"{prompt_tokens} prompt tokens + {wanted} new ones exceed the engine's context "
@@ -210,24 +244,18 @@ class Answering:
             )
 
     def _settled(
-        self,
-        prompt: Prompt,
-        history: list[Message],
-        generations: list[Generation],
-        reasoning: int,
-        verdict: Verdict,
+        self, row: dict[str, Any], generations: list[Generation], verdict: Verdict
     ) -> Settled:
-        row = sample_row(prompt, history, generations, reasoning, self.attempt.number)
         counts = {
             "generations": len(generations),
             "prompt_tokens": row["usage"]["prompt_tokens"],
             "output_tokens": row["usage"]["completion_tokens"],
-            "reasoning_tokens": reasoning,
+            "reasoning_tokens": row["usage"]["reasoning_tokens"],
         }
         if not verdict.accepted:
             row = rejected_row(row, verdict)
         outputs = short_outputs(generations, self.spec.checks) if self.thinks else ()
-        return Settled(prompt.index, verdict.reason, codec.encode_line(row), counts, outputs)
+        return Settled(row["index"], verdict.reason, codec.encode_line(row), counts, outputs)
 
     @property
     def thinks(self) -> bool:

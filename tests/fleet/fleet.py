@@ -17,7 +17,7 @@ import psutil
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
-from dflashq.core.model import Guard, RunRecord, RunSpec, Sampling
+from dflashq.core.model import Guard, Rung, RunRecord, RunSpec, Sampling
 from dflashq.engine.profiles import Profile, load_profile
 from dflashq.ledger import Hints, Lease, Ledger
 from dflashq.operations.enqueue import enqueue, run_record
@@ -137,6 +137,7 @@ class Fleet:
         batch_size: int = 8,
         thinking: bool | None = None,
         guard: Guard = UNGUARDED,
+        ladder: tuple[Rung, ...] = (),
         **sampling: float,
     ) -> RunRecord:
         model = self.profile.model
@@ -147,6 +148,7 @@ class Fleet:
             thinking=model.thinking if thinking is None else thinking,
             sampling=Sampling(**(self.profile.sampling.model_dump() | sampling)),
             guard=guard,
+            ladder=ladder,
             batch_size=batch_size,
         )
         rejected = self.folder / "rejected.jsonl"

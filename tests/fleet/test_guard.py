@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dflashq.config import Settings
-from dflashq.core.model import Guard
+from dflashq.core import codec, keys
+from dflashq.core.model import Guard, Rung
 from dflashq.operations import control
 from tests.emulated import emulated_profile
 from tests.fleet.fleet import Fleet, prompts_file, requests, wait_until
@@ -87,3 +89,36 @@ def test_a_good_canary_lets_the_others_go(fast: Settings, tmp_path: Path, tiny_m
         report = fleet.oracle("good")
         assert report.accepted == 200
         assert fleet.ledger.waits_for("good") == ""
+
+
+def test_the_ladder_draws_again_and_says_so_in_the_row(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    """Answers of 50 to 400 ids under a limit of 200, with one retry of up to 512."""
+    stats = tmp_path / "stats.jsonl"
+    profile = emulated_profile(
+        tmp_path, model_dir=tiny_model, lengths="uniform:50:400", stats_file=stats
+    )
+    with Fleet(fast, profile, tmp_path) as fleet:
+        fleet.enqueue(
+            "ladder",
+            prompts_file(tmp_path / "p.jsonl", 40),
+            batch_size=40,
+            ladder=(Rung(reasons=("truncated",), max_new_tokens=512),),
+            max_new_tokens=200,
+        )
+        fleet.start("w0")
+        fleet.wait_finished("ladder")
+        report = fleet.oracle("ladder")
+        assert report.accepted == 40
+        body = fleet.blobs.get(keys.completions_object("ladder", keys.batch_name(0))).body
+        rows = list(codec.decode_rows(body))
+        retried = [row for row in rows if row["retries"]]
+        assert 5 < len(retried) < 35
+        for row in rows:
+            longer = len(row["generations"][0]["output_ids"]) > 200
+            assert longer == bool(row["retries"])
+        assert json.loads(retried[0]["retries"]) == [
+            {"turn": 0, "reason": "truncated", "detail": "cut at max_new_tokens = 200"}
+        ]
+        assert sum(requests(stats).values()) == 40 + len(retried)

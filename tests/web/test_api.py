@@ -151,12 +151,19 @@ def test_numbers_over_time_survive_another_monitor(stage: Stage, sampled: Sample
     assert len(points) == 1
     assert points[0]["settled"] == 10
     assert points[0]["rejects"] == {"looping": 1, "truncated": 1}
+    stage.look()
+    assert stage.get("/runs/r/series")["points"] == points, "not every look is a point"
     stage.observer.stop()
     second = Stage(sampled.fleet.settings)
     second.look()
     assert second.get("/runs/r/series?over=days")["points"] == points
     events = second.get("/runs/r/events")["events"]
     assert [one["kind"] for one in events] == ["watched"], "nothing is told twice"
+    sampled.settle("batch-000002", [10, 11], {})
+    for _ in range(3):
+        second.look()
+    settled = [point["settled"] for point in second.get("/runs/r/series")["points"]]
+    assert settled == [10, 12], "a run's end is a point, once"
 
 
 def test_only_the_leading_monitor_tells(stage: Stage, sampled: Sampled) -> None:
