@@ -12,6 +12,9 @@ from urllib.parse import quote
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec
 
+# Far more than any log of a test; some tests make sparse files of many gigabytes.
+READ_BYTES = 64 * 2**20
+
 _READ = {
     b"string": lambda redis, key: redis.get(key),
     b"hash": lambda redis, key: redis.hgetall(key),
@@ -27,7 +30,8 @@ def files(folder: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):  # a server's own, cleared away meanwhile
             if path.is_file():
-                yield str(path), path.read_bytes()
+                with path.open("rb") as stream:
+                    yield str(path), stream.read(READ_BYTES)
 
 
 def objects(blobs: Blobs) -> Iterator[tuple[str, bytes]]:

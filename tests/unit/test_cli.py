@@ -245,7 +245,8 @@ def test_enqueue_once_again_and_otherwise(fleet: Fleet) -> None:
     args = ("enqueue", str(fleet.prompts(12)), "--run", "r", "--profile", PROFILE)
     sized = (*args, "--batch-size", "5", "--sampling", "temperature=0.5")
     first = answer(*sized, "--sampling", "max_new_tokens=99", "--json")
-    assert (first["continued"], first["added"], first["hinted"]) == (False, 3, 3)
+    # Two of the three wait for the canary.
+    assert (first["continued"], first["added"], first["hinted"]) == (False, 3, 1)
     assert first["lines"] == []
     again = answer(*sized, "--sampling", "max_new_tokens=99", "--json")
     assert (again["continued"], again["added"], again["hinted"]) == (True, 0, 0)
