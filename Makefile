@@ -27,22 +27,21 @@ $(STAMP): setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(STAMP)
 
-# Most tests wait for servers, so more of them run at once than there are cores.
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 4 tests/unit
+	$(BIN)/pytest -n 2 tests/unit
 
 engine: setup
 	$(BIN)/python -m dflashq.embedded.prepare
 
+# Most of these wait for servers and processes, so more of them run at once than there are cores.
 test: check engine
-	$(BIN)/pytest -n 4 tests/ledger tests/embedded -m "not sglang"
-	$(BIN)/pytest -n 4 tests/web
-	$(BIN)/pytest tests/engine tests/fleet tests/browser -m "not sglang"
-	$(BIN)/pytest tests -m sglang
+	$(BIN)/pytest -n 4 tests/servers tests/ledger tests/embedded tests/web -m "not sglang"
+	$(BIN)/pytest -n 2 tests/engine tests/fleet -m "not sglang"
+	$(BIN)/pytest tests/engine tests/embedded tests/fleet -m sglang
 
 AXE := build/axe/node_modules/axe-core/axe.min.js
 

@@ -20,8 +20,8 @@ from dflashq.embedded.ports import free_port
 from dflashq.ledger import Ledger
 from dflashq.operations.metrics import render
 from tests.fleet.fleet import wait_until
+from tests.servers.test_metrics import fake_desk
 from tests.unit.test_alerts import DEPLOY, RULES, expressions
-from tests.unit.test_metrics import fake_desk
 from workers.desk import Desk
 from workers.metrics import MetricsServer, TextServer
 

@@ -26,7 +26,7 @@ from tests.emulated import emulated_profile
 from tests.environment import environment
 from tests.fleet.fleet import ROOT, Fleet, prompts_file, wait_until
 from tests.produced import files, objects, redis_keys, spellings
-from tests.unit.receiver import Receiver
+from tests.servers.receiver import Receiver
 
 pytestmark = pytest.mark.fleet
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dflashq.core.mix import Mix
 from dflashq.core.rows import CUT, DROP, FLOOR, Row, fitted, packed, rows_of
 from dflashq.core.statistics import Lengths
-from tests.unit.sampled import sample
+from tests.servers.sampled import sample
 
 lengths = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 80)), max_size=60)
 

@@ -10,8 +10,8 @@ import pytest
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.model import RunRecord
-from tests.unit.committed import Fleet
-from tests.unit.sampled import bad, commit, sample
+from tests.servers.committed import Fleet
+from tests.servers.sampled import bad, commit, sample
 from tests.web.ground import Stage
 
 

@@ -7,7 +7,7 @@ from dflashq.core.forecast import Lengths, forecast, lengths, mixed_mean
 from dflashq.operations.domains import spread
 from dflashq.operations.feed import fleet_events, run_events, seen_of_fleet, seen_of_run
 from dflashq.operations.shelf import read_text
-from tests.unit.sampled import sample
+from tests.servers.sampled import sample
 
 
 def seen(state: str = "active", finished: bool = False, **batches: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ from dflashq.core.errors import UnknownRunError
 from dflashq.core.model import RunRecord
 from dflashq.operations.backfill import rerun_rejected
 from dflashq.operations.verify import verify
-from tests.unit.committed import Fleet
+from tests.servers.committed import Fleet
 
 FIRST, SECOND, LAST = "batch-000000", "batch-000001", "batch-000002"
 

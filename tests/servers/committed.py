@@ -12,12 +12,19 @@ from dflashq.blobs.commits import write_commit
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core import codec
-from dflashq.core.model import ObjectRef, RunRecord, RunSpec
+from dflashq.core.model import Guard, ObjectRef, RunRecord, RunSpec
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.enqueue import Enqueued, Progress, enqueue, run_record
 from dflashq.operations.spool import spooled
 
-SPEC = RunSpec(model="maker/model", revision="abc", queue="generate.model", batch_size=5)
+# No canary: most tests are about all the batches at once.
+SPEC = RunSpec(
+    model="maker/model",
+    revision="abc",
+    queue="generate.model",
+    guard=Guard(canary=0),
+    batch_size=5,
+)
 
 
 @dataclass

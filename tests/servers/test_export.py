@@ -23,8 +23,8 @@ from dflashq.operations.rows import hint_rows, make_rows
 from dflashq.operations.samples import samples, snapshot
 from dflashq.stages.tokenize import tokenize_hinted
 from tests.environment import variables
-from tests.unit.committed import Fleet
-from tests.unit.sampled import bad, commit, sample
+from tests.servers.committed import Fleet
+from tests.servers.sampled import bad, commit, sample
 
 FIRST, SECOND, LAST = "batch-000000", "batch-000001", "batch-000002"
 REVISED = "batch-000001.r1"

@@ -19,8 +19,8 @@ from dflashq.core.model import RunRecord, canonical_json
 from dflashq.operations.backfill import rerun_rejected
 from dflashq.operations.report import summarise
 from tests.environment import variables
-from tests.unit.committed import Fleet
-from tests.unit.sampled import bad, commit, sample
+from tests.servers.committed import Fleet
+from tests.servers.sampled import bad, commit, sample
 
 FIRST, SECOND, LAST = "batch-000000", "batch-000001", "batch-000002"
 

@@ -22,7 +22,7 @@ from dflashq.core.model import ObjectRef
 from dflashq.ledger import Ledger
 from dflashq.ledger.notices import MINE, TAKEN, TOLD, Notices
 from dflashq.operations.notify import TRIES, Notifier
-from tests.unit.receiver import Receiver
+from tests.servers.receiver import Receiver
 
 SECRET = "the-webhook-secret"
 

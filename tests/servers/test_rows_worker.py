@@ -12,8 +12,8 @@ from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.operations.rows import hint_rows
 from tests.environment import environment
-from tests.unit.committed import Fleet
-from tests.unit.sampled import commit, sample
+from tests.servers.committed import Fleet
+from tests.servers.sampled import commit, sample
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0

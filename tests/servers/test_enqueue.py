@@ -17,7 +17,7 @@ from dflashq.ledger import Ledger
 from dflashq.operations import control
 from dflashq.operations.backfill import rerun_rejected
 from dflashq.operations.enqueue import check_name
-from tests.unit.committed import SPEC, Fleet
+from tests.servers.committed import SPEC, Fleet
 
 BATCHES = ["batch-000000", "batch-000001", "batch-000002"]
 

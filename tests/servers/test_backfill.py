@@ -14,7 +14,7 @@ from dflashq.core.model import RunRecord
 from dflashq.ledger import Ledger
 from dflashq.operations import control
 from dflashq.operations.backfill import Backfilled, rerun_rejected, revive
-from tests.unit.committed import SPEC, Fleet
+from tests.servers.committed import SPEC, Fleet
 
 FIRST, SECOND, LAST = "batch-000000", "batch-000001", "batch-000002"
 
