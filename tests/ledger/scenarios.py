@@ -574,6 +574,33 @@ def forget_takes_back_what_is_done_with_that_object(bench: Bench) -> None:
     assert bench.ledger.status(bench.run).counters["accepted"] == 4
 
 
+@scenario
+def the_others_wait_for_the_canary(bench: Bench) -> None:
+    bench.ledger.register(bench.run, "f" * 64, "q", 10, 3, B1)
+    bench.ledger.add(bench.run, [B1, B2, B3])
+    assert bench.ledger.claimable(bench.run) == [B1]
+    canary = bench.ledger.claim(bench.run, B2, "w1", TTL_S).lease
+    assert canary is not None
+    assert canary.batch == B1
+    for hinted in ("", B2):
+        assert bench.ledger.claim(bench.run, hinted, "w2", TTL_S).why == "canary"
+    assert bench.ledger.claimable(bench.run) == []
+    bench.ledger.release_canary(bench.run)
+    assert bench.ledger.tolerated(bench.run) == 0.0
+    assert bench.ledger.claimable(bench.run) == [B2, B3]
+    assert bench.lease().batch == B2
+    bench.ledger.release_canary(bench.run, tolerated=0.5)
+    bench.ledger.release_canary(bench.run)
+    assert bench.ledger.tolerated(bench.run) == 0.5
+
+
+@scenario
+def a_canary_of_nothing_makes_no_run(bench: Bench) -> None:
+    bench.ledger.release_canary(bench.run, tolerated=1.0)
+    assert bench.ledger.state(bench.run) == "unknown"
+    assert bench.raw.exists(bench.key("run")) == 0
+
+
 def _adopt(bench: Bench, batch: str) -> bool:
     return bench.ledger.adopt(bench.run, batch, ref(batch), {"accepted": 2})
 

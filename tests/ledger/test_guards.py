@@ -18,8 +18,8 @@ from tests.ledger.bench import Bench
 from tests.ledger.scenarios import Scenario
 
 VERBS = """
-    add adopt begin claim complete disown expire fail forget keep kill register release renew
-    revive state
+    add adopt begin claim complete disown expire fail forget keep kill register release
+    release_canary renew revive state
 """.split()  # noqa: SIM905
 
 PRELUDE_ENDS = "return 'pending'\nend\n"
@@ -27,6 +27,30 @@ PRELUDE_ENDS = "return 'pending'\nend\n"
 # script ('*': the prelude of all), the guard as it stands, what stands there without it, and the
 # scenario that must miss it
 GUARDS: list[tuple[str, str, str, Scenario]] = [
+    (
+        "claim",
+        "if canary and canary ~= '' then",
+        "if false then",
+        scenarios.the_others_wait_for_the_canary,
+    ),
+    (
+        "claim",
+        "if not redis.call('ZSCORE', PENDING, canary) then return { 'none', 'canary' } end",
+        "if not redis.call('ZSCORE', PENDING, canary) then canary = batch end",
+        scenarios.the_others_wait_for_the_canary,
+    ),
+    (
+        "release_canary",
+        "redis.call('EXISTS', RUN) == 0",
+        "false",
+        scenarios.a_canary_of_nothing_makes_no_run,
+    ),
+    (
+        "release_canary",
+        "if ARGV[1] ~= '' then",
+        "if true then",
+        scenarios.the_others_wait_for_the_canary,
+    ),
     (
         "claim",
         "if ARGV[5] == '1' then",
