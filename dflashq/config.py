@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     )
     keep_budget_mb: int = Field(256, ge=1, description="kept work in Redis at most, a run")
     keep_fsync: bool = Field(True, description="acknowledge kept work only when it is on disk")
+    rows_at_once: bool = Field(
+        False, description="a worker writes the training rows of each batch that it commits"
+    )
     engine_restarts: int = Field(5, ge=0, description="engine restarts before the worker gives up")
     engine_python: str = Field("", description="python that has sglang; unset: the profile's own")
     engine_url: str = Field("", description="address of a server that someone else runs")

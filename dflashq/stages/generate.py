@@ -26,6 +26,7 @@ from dflashq.stages.breaker import Breaker
 from dflashq.stages.records import Records
 from dflashq.stages.salvage import Salvage
 from dflashq.stages.station import Station
+from dflashq.stages.tokenize import tokenize_hinted
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +206,10 @@ class Generator:
             "batch done: run=%s batch=%s object=%s counts=%s",
             *(attempt.lease.run, attempt.lease.batch, ref.key, ref.counts),
         )
+        if self.settings.rows_at_once:
+            log.info(
+                "rows: %s", tokenize_hinted(self._blobs, attempt.lease.run, attempt.lease.batch)
+            )
         return f"{where} done"
 
     def _hand_back(self, attempt: Attempt, why: str) -> str:

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import requests as http
 
 from dflashq.config import Settings
 from dflashq.core import codec, keys
 from dflashq.core.model import Guard, Rung
 from dflashq.operations import control
 from tests.emulated import emulated_profile
-from tests.fleet.fleet import Fleet, prompts_file, requests, wait_until
+from tests.fleet.fleet import Fleet, Worker, prompts_file, requests, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -122,3 +123,65 @@ def test_the_ladder_draws_again_and_says_so_in_the_row(
             {"turn": 0, "reason": "truncated", "detail": "cut at max_new_tokens = 200"}
         ]
         assert sum(requests(stats).values()) == 40 + len(retried)
+
+
+def test_an_engine_of_nans_is_refused_at_its_start_and_stopped_later(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    """It may go bad in the middle: then the canary's verdict is corrupt, and the run is paused."""
+    stats = tmp_path / "stats.jsonl"
+    profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:60", stats_file=stats)
+    (tmp_path / "nan").mkdir()
+    nan = emulated_profile(tmp_path / "nan", model_dir=tiny_model, faults={"nan": 1.0})
+    with Fleet(fast, profile, tmp_path) as fleet:
+        refused = Worker(fast, nan, "w1", tmp_path / "w1.log")
+        assert refused.process.wait(60) == 1
+        assert "NaN happened" in refused.tail()
+        worker = fleet.start("w0")
+        set_faults(worker, nan=0.9)
+        fleet.enqueue("nan", prompts_file(tmp_path / "p.jsonl", 200), batch_size=50, guard=Guard())
+        wait_until(lambda: fleet.ledger.state("nan") == "paused", "the run pauses itself")
+        assert "corrupt" in fleet.ledger.status("nan").reason
+        assert sum(requests(stats).values()) <= 50
+
+
+def test_an_engine_that_aborts_with_200_leaves_a_dead_canary_and_its_reason(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    """An abort is no sample: the canary's attempts are spent, the others are never begun."""
+    once = fast.model_copy(update={"attempts": 1})
+    profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:20")
+    with Fleet(once, profile, tmp_path) as fleet:
+        worker = fleet.start("w0")
+        engine = fleet.ledger.workers()[worker.name]
+        assert engine["engine"] == "ready"
+        set_faults(worker, abort=1.0)
+        fleet.enqueue("abort", prompts_file(tmp_path / "p.jsonl", 30), batch_size=10, guard=Guard())
+        wait_until(lambda: bool(fleet.ledger.status("abort").dead), "the canary is dead", 90)
+        status = fleet.ledger.status("abort")
+        assert "the engine aborted the request" in status.dead["batch-000000"]
+        assert (status.done, status.pending, status.waits_for) == (0, 2, "batch-000000")
+        assert fleet.hints.waiting(fleet.profile.queue) == 0
+
+
+def test_rows_are_written_at_once_where_it_is_asked_for(
+    fast: Settings, tmp_path: Path, tiny_model: Path
+) -> None:
+    rows_too = fast.model_copy(update={"rows_at_once": True})
+    profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:60")
+    with Fleet(rows_too, profile, tmp_path) as fleet:
+        fleet.enqueue("rows", prompts_file(tmp_path / "p.jsonl", 20), batch_size=10)
+        fleet.start("w0")
+        fleet.wait_finished("rows")
+        wanted = {keys.rows_object("rows", keys.batch_name(number)) for number in range(2)}
+        found = keys.run_prefix("rows")
+        wait_until(lambda: wanted <= set(fleet.blobs.list(found)), "both have their rows")
+
+
+def set_faults(worker: Worker, **faults: float) -> None:
+    """Dial the faults of the engine that a worker owns."""
+    engine = next(p for p in worker.family() if "tests.emulated" in " ".join(p.cmdline()))
+    command = engine.cmdline()
+    port = command[command.index("--port") + 1]
+    reply = http.post(f"http://127.0.0.1:{port}/faults", json=faults, timeout=10)
+    assert reply.status_code == 200, reply.text
