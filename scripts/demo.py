@@ -168,7 +168,7 @@ def main(keep: bool, down: bool) -> None:
         flower, seconds = job(env, run)
         say("the proof")
         run_command(env, "verify", run)
-        say("what came out")
+        say("what came out (answers are cut at 96 tokens, so that the demo is short)")
         settings = stack.enter_context(settings_of(env))
         print_summary(settings, run, seconds)
         copy_objects(settings, run, OUTPUT)

@@ -21,7 +21,7 @@ def print_summary(settings: Settings, run: str, seconds: float) -> None:
     status = Ledger(settings).status(run)
     counters = status.counters
     tokens = counters.get("output_tokens", 0)
-    click.echo(f"run        {run}: {status.done} of {status.batches} batches, {status.state}")
+    click.echo(f"run        {run}: {status.done} of {status.batches} batches, finished")
     click.echo(f"samples    {counters.get('accepted', 0)} of {status.prompts} prompts")
     for name, count in sorted(counters.items()):
         if name.startswith("rejected_"):

@@ -83,7 +83,7 @@ class Blobs:
         self._client = make_client(settings)
 
     def __repr__(self) -> str:
-        return f"Blobs({self._endpoint}, bucket={self.bucket!r}, prefix={self.prefix!r})"
+        return f"s3://{self.bucket}/{self.prefix} at {self._endpoint}"
 
     def put_absent(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
         """True when this call created the object, False when one was there already.

@@ -26,6 +26,7 @@ from dflashq.operations.spec import run_spec
 from dflashq.operations.spool import Spool, spooled
 
 READING = "Nothing was enqueued."
+CANCELLED = "cancelled"
 SENDING = "What was uploaded stays and is used again: run the same command to go on."
 
 
@@ -70,7 +71,7 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     "May be repeated: each is one more try. Off unless given.",
 )
 @click.option("--thinking/--no-thinking", default=None, help="In place of the profile's own.")
-@click.option("--limit", type=click.IntRange(1), help="Stop behind this many prompts.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many prompts.")
 @click.option(
     "--rejected",
     "rejected_path",
@@ -131,6 +132,8 @@ def enqueue(
             _answer(asked, spool, done)
         else:
             click.echo("\n".join(_lines(asked, spool, done)))
+        if done is not None and done.state == CANCELLED:
+            raise SystemExit(1)
 
 
 def _send(session: Session, asked: RunRecord, spool: Spool, bars: Bars) -> Enqueued:
@@ -156,7 +159,8 @@ def _lines(asked: RunRecord, spool: Spool, done: Enqueued | None) -> Iterator[st
     else:
         yield f"{what} enqueued. See how it goes: dflashq watch {asked.name}"
     if done is not None and done.state != "active":
-        yield f"run {asked.name} is {done.state}: dflashq status {asked.name}"
+        more = "nothing will run, use another name" if done.state == CANCELLED else "it waits"
+        yield f"run {asked.name} is {done.state}: {more}. dflashq status {asked.name}"
 
 
 def _answer(asked: RunRecord, spool: Spool, done: Enqueued | None) -> None:

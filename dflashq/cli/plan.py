@@ -30,6 +30,8 @@ class GpuParam(click.ParamType[Gpus]):
         if isinstance(value, Gpus):
             return value
         kind, *rest = str(value).split(":")
+        if not 3 <= len(rest) <= 4:
+            self.fail(f"{value!r} is not {FORM}, as in rtxpro6000:8:1800:1.9", param, ctx)
         try:
             count, rate, dollars, *more = rest
             measured, running = _measured(rate)

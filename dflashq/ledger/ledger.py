@@ -86,7 +86,9 @@ class Ledger:
         """active, paused or cancelled (for good); returns the state that now holds."""
         now = str(self._call("state", run, state, reason).decode())
         if now == "unknown":
-            raise UnknownRunError(f"no run named {run!r} is known to the ledger: dflashq status")
+            raise UnknownRunError(
+                f"no run named {run!r} is known to the ledger; `dflashq status` lists the runs"
+            )
         return now
 
     def release_canary(self, run: str, tolerated: float | None = None) -> None:
@@ -320,7 +322,9 @@ class Ledger:
         with self._translated(f"reading the status of run {run}"):
             status = reads.run_status(self._redis, run)
         if status is None:
-            raise UnknownRunError(f"no run named {run!r} is known to the ledger: dflashq status")
+            raise UnknownRunError(
+                f"no run named {run!r} is known to the ledger; `dflashq status` lists the runs"
+            )
         return status
 
     def batch_states(self, run: str) -> list[BatchStatus]:

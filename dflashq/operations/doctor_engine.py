@@ -66,9 +66,14 @@ def _importable(profile: Profile) -> str:
             "DFLASHQ_ENGINE_PYTHON"
         )
     code = "import sglang; print(sglang.__version__)"
-    version = run_tool(
-        [launch.python, "-c", code], launch.env, IMPORT_TIMEOUT_S, "importing sglang"
-    )
+    try:
+        version = run_tool(
+            [launch.python, "-c", code], launch.env, IMPORT_TIMEOUT_S, "importing sglang"
+        )
+    except DflashqError as exc:
+        raise DflashqError(
+            f"{exc}. `dflashq host setup --profile {profile.name}` installs the engine"
+        ) from exc
     return f"sglang {version} in {launch.python}"
 
 

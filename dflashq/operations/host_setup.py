@@ -12,7 +12,7 @@ from dflashq.embedded.build import Echo, sole_builder
 from dflashq.engine.profiles import Profile
 from dflashq.operations import host_engine, host_model
 from dflashq.operations.doctor_engine import check_model, on_cpu
-from dflashq.operations.host_sources import SCHEME, S3Folder, download
+from dflashq.operations.host_sources import SCHEME, S3Folder, download, refuse_unpinned
 
 HUB = "hub"
 TRIAL = "import sglang.srt.server_args, torch; assert torch.version.cuda"
@@ -39,9 +39,17 @@ def set_up(
             f"profile {profile.name!r} is of kind {profile.launch.kind!r}: its engine is not ours "
             "to set up"
         )
+    _refuse_unpinned(profile, settings, source, revision)
     python = _engine(profile, settings, echo)
     yield f"engine: {python}"
     yield f"model: {_model(profile, settings, source, revision, python, echo)}"
+
+
+def _refuse_unpinned(profile: Profile, settings: Settings, source: str, revision: str) -> None:
+    """Before the engine takes its minutes: a model from the hub needs its revision."""
+    there = (model_folder(profile, settings) / cpu_engine.MODEL_RECORD).is_file()
+    if source == HUB and not there and not _is_smollm2(profile):
+        refuse_unpinned(profile.model.source, revision or profile.model.revision)
 
 
 def model_folder(profile: Profile, settings: Settings) -> Path:

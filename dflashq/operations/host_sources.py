@@ -88,6 +88,16 @@ def _told(what: str) -> Iterator[None]:
         raise BlobError(f"{what} cannot be read: {exc}. What was fetched stays") from exc
 
 
+def refuse_unpinned(source: str, revision: str) -> None:
+    """UsageError for a model of the hub without its source or its revision."""
+    if not source:
+        raise UsageError("the profile names no source on a hub: give --from DIR or s3://…")
+    if not revision:
+        raise UsageError(
+            f"{source} has no pinned revision: set it in the profile, or give --revision COMMIT"
+        )
+
+
 def download(
     python: Path, source: str, revision: str, part: Path, log_file: Path, echo: Echo
 ) -> None:
@@ -95,12 +105,7 @@ def download(
 
     UsageError without a revision: a name alone is another model tomorrow. Blocks.
     """
-    if not revision:
-        raise UsageError(
-            f"{source} has no pinned revision: set it in the profile, or give --revision COMMIT"
-        )
-    if not source:
-        raise UsageError("the profile names no source on a hub: give --from DIR or s3://…")
+    refuse_unpinned(source, revision)
     part.mkdir(parents=True, exist_ok=True)
     argv = [str(python), "-c", DOWNLOAD, source, revision, str(part)]
     offline = {"HF_HUB_OFFLINE": "0"}

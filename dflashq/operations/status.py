@@ -181,7 +181,9 @@ def _at_work(view: RunView, alive: int) -> str:
     if not alive:
         return "no worker is up: start one with celery -A workers worker"
     if not view.working:
-        return f"none of the {counted(alive, 'worker')} that are up works on it yet"
+        if alive == 1:
+            return "the one worker that is up does not work on it yet"
+        return f"none of the {alive:,} workers that are up works on it yet"
     if view.waits_for:
         return (
             f"the canary ({view.waits_for}) is at work and {view.pending:,} others wait "

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import requests
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from dflashq.config import Settings
@@ -85,11 +86,12 @@ def test_a_batch_opens_by_keyboard(page: Page, live: Arena) -> None:
     wait_until(lambda: len(page.all("#grid button")) > 3, "the grid is there", 30)
     page.browser.execute_script("document.querySelector('#grid button').focus()")
     for key in (Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ENTER):
-        page.browser.switch_to.active_element.send_keys(key)
+        # To whatever has the focus: the grid is drawn anew under a live run, and keeps it.
+        ActionChains(page.browser).send_keys(key).perform()
     page.wait("#batch-dialog", "What happened to it")
     assert "batch-000000" in page.text("#batch-dialog")
     page.shoot("batch-dialog", whole=False)
-    page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    ActionChains(page.browser).send_keys(Keys.ESCAPE).perform()
     assert (
         page.browser.execute_script("return document.querySelector('#batch-dialog').open") is False
     )
@@ -211,7 +213,7 @@ def test_a_large_run_behind_a_login(browser: webdriver.Chrome, settings: Setting
         page.wait("#batch-dialog", "another object lies at its key")
         assert page.complaints() == []
         page.shoot("large-dead", whole=False)
-        page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+        ActionChains(page.browser).send_keys(Keys.ESCAPE).perform()
         page.wait("#worker-list", "takes no new prompts: the engine is down")
         page.shoot("large")
         assert page.complaints() == []
