@@ -20,9 +20,9 @@ from dflashq.ledger.records import BatchStatus, Claim, Kept, Lease, RunStatus
 KeptEntry = tuple[str, bytes]
 
 
-def generation_entry(index: int, turn: int, generation: Generation) -> KeptEntry:
-    """A generation as `keep` stores it."""
-    return f"{index}:{turn}", codec.compress(codec.encode_line(generation.to_json()))
+def generation_entry(index: int, slot: int, generation: Generation) -> KeptEntry:
+    """A generation as `keep` stores it; `core.model.slot` numbers a turn and its retries."""
+    return f"{index}:{slot}", codec.compress(codec.encode_line(generation.to_json()))
 
 
 def verdict_entry(index: int, verdict: Verdict) -> KeptEntry:

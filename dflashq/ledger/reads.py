@@ -11,7 +11,7 @@ from dflashq.ledger.records import BatchStatus, Kept, RunStatus
 
 
 def decode_kept(raw: dict[bytes, bytes]) -> Kept:
-    """The fields of a kept hash: `index:turn`, `index:v`, `index:sN`, and `bytes` (its size)."""
+    """The fields of a kept hash: `index:slot`, `index:v`, `index:sN`, and `bytes` (its size)."""
     kept = Kept()
     for field, payload in raw.items():
         index, _, part = field.decode().partition(":")

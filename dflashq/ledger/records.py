@@ -28,7 +28,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Kept:
-    """Work of earlier attempts on a batch: by (index, turn), and verdicts by index.
+    """Work of earlier attempts on a batch: by (index, slot), and verdicts by index.
 
     `strikes` counts, by index, the engine deaths while that prompt was in flight; `entries` is all
     of it as it is stored.

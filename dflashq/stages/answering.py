@@ -57,7 +57,7 @@ class PoisonError(EngineRefusedError):
 class Answering:
     """Answers the prompts of one attempt on one engine.
 
-    `keep(index, turn, generation)` and `reject(index, verdict)` store what is finished; neither
+    `keep(index, slot, generation)` and `reject(index, verdict)` store what is finished; neither
     blocks.
     """
 

@@ -161,9 +161,9 @@ class BatchWork:
             self._breaker.note(lease.run, Judged(key, settled.reason, tokens))
         return settled
 
-    def _keep(self, index: int, turn: int, generation: Generation) -> None:
+    def _keep(self, index: int, slot: int, generation: Generation) -> None:
         count_generation(self._attempt.lease.run, generation)
-        self._keep_entry(generation_entry(index, turn, generation))
+        self._keep_entry(generation_entry(index, slot, generation))
 
     def _keep_verdict(self, index: int, verdict: Verdict) -> None:
         self._keep_entry(verdict_entry(index, verdict))

@@ -66,6 +66,7 @@ def test_a_cancelled_request_frees_its_slot(
                 one.cancel()
             await running(native, 0)
             await asyncio.gather(*asked, return_exceptions=True)
+            assert all(one.cancelled() for one in asked)
 
     asyncio.run(scene())
 
@@ -81,6 +82,7 @@ def test_closing_the_client_lets_its_aborts_out(engine: EmulatedEngine) -> None:
                 asked.cancel()
                 await asyncio.wait({asked})
             await running(watcher, 0)
+            assert asked.cancelled()
 
     asyncio.run(scene())
 

@@ -1,4 +1,4 @@
-"""The arena: two workers for all fault tests, since a worker takes seconds to start."""
+"""Fast settings; and the arena: two workers for all fault tests, as one takes seconds to start."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from tests.emulated import emulated_profile
 from tests.fleet.arena import Arena, arena_settings
 
 POISON = " poison poison"
+
+
+@pytest.fixture
+def fast(settings: Settings) -> Settings:
+    """A fleet of its own for one test, which notices within seconds what takes minutes in life."""
+    return settings.model_copy(update={"lease_ttl_s": 3.0, "sweep_s": 0.3, "drain_grace_s": 1.0})
 
 
 @pytest.fixture(scope="session")

@@ -20,11 +20,6 @@ pytestmark = pytest.mark.fleet
 KEY = "key-that-nobody-may-see"
 
 
-@pytest.fixture
-def fast(settings: Settings) -> Settings:
-    return settings.model_copy(update={"lease_ttl_s": 3.0, "sweep_s": 0.3, "drain_grace_s": 1.0})
-
-
 def test_an_engine_that_hangs_under_work_is_replaced_and_nothing_is_lost(
     fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:

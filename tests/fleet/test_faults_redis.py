@@ -39,6 +39,7 @@ def test_redis_dies_and_comes_back(two: Arena) -> None:
         time.sleep(1.0)  # the outage itself
         two.redis.start()
         finish(two, "redis-dies", 80, held)
+        assert two.ledger.status("redis-dies").done == 2
 
 
 def test_redis_out_of_reach_for_longer_than_the_lease_costs_nobody_a_batch(two: Arena) -> None:

@@ -18,11 +18,6 @@ from tests.fleet.fleet import Fleet, Worker, prompts_file, requests, wait_until
 pytestmark = pytest.mark.fleet
 
 
-@pytest.fixture
-def fast(settings: Settings) -> Settings:
-    return settings.model_copy(update={"lease_ttl_s": 3.0, "sweep_s": 0.3, "drain_grace_s": 1.0})
-
-
 def test_an_engine_that_returns_stubs_costs_a_canary_and_no_more(
     fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:

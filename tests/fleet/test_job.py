@@ -18,11 +18,6 @@ from tests.fleet.fleet import Fleet, kept, kept_prompts, prompts_file, requests,
 pytestmark = pytest.mark.fleet
 
 
-@pytest.fixture
-def fast(settings: Settings) -> Settings:
-    return settings.model_copy(update={"lease_ttl_s": 3.0, "sweep_s": 0.5, "drain_grace_s": 1.0})
-
-
 def test_a_run_ends_with_every_prompt_in_one_place(
     fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:

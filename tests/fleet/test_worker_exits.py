@@ -17,11 +17,6 @@ from tests.fleet.fleet import Fleet, Worker, kept, prompts_file, wait_until
 pytestmark = pytest.mark.fleet
 
 
-@pytest.fixture
-def fast(settings: Settings) -> Settings:
-    return settings.model_copy(update={"lease_ttl_s": 3.0, "sweep_s": 0.3, "drain_grace_s": 1.0})
-
-
 def test_an_engine_that_dies_too_often_ends_the_worker_with_70(
     fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -9,7 +9,7 @@
 --   7 dead      hash    batch -> reason
 --   8 story     hash    batch -> JSON list of what happened to it, newest last, 20 at most
 --   9 counters  hash    name -> count over the done batches
--- Kept work of a batch lies under kept_key(batch): index:turn -> generation, index:v -> verdict,
+-- Kept work of a batch lies under kept_key(batch): index:slot -> generation, index:v -> verdict,
 -- index:sN -> the engine's N-th death while the prompt was in flight; bytes -> the size of it all.
 local RUN, PENDING, LEASED, LEASES, ATTEMPTS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local DONE, DEAD, STORY, COUNTERS = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
