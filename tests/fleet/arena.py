@@ -150,6 +150,17 @@ class Arena(Fleet):
         self.named[name] = worker
         return worker
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Freeze the workers, so that what the block does comes before they see any of it."""
+        for worker in self.named.values():
+            worker.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for worker in self.named.values():
+                worker.signal(signal.SIGCONT)
+
     def begin(self, run: str, prompts: int, **options: Any) -> RunRecord:
         """Enqueue a run whose prompts no other run has."""
         path = self.folder / f"{run}.jsonl"

@@ -57,13 +57,12 @@ def test_a_poison_prompt_is_rejected_the_innocents_are_kept_and_the_fleet_lives(
 def test_a_poison_batch_is_dead_with_its_story_and_lives_again_once_mended(two: Arena) -> None:
     """Its prompts object is gone: no attempt can succeed, another run goes on unhindered."""
     control_run = "unhindered"
-    two.set_faults(slow=2.0)
-    two.begin(control_run, 60, batch_size=20)
-    record = two.begin("sick", 60, batch_size=20)
-    lost = record.batches[1]
-    body = two.blobs.get(lost.key)
-    two.blobs.delete(lost.key)
-    two.set_faults()
+    with two.stopped():  # nobody reads the object before it is gone
+        two.begin(control_run, 60, batch_size=20)
+        record = two.begin("sick", 60, batch_size=20)
+        lost = record.batches[1]
+        body = two.blobs.get(lost.key)
+        two.blobs.delete(lost.key)
     two.wait_finished("sick")
     two.wait_finished(control_run)
     assert two.oracle(control_run).accepted == 60
