@@ -23,7 +23,7 @@ from dflashq.core.errors import (
 )
 from dflashq.engine.profiles import load_profile
 from dflashq.engine.supervisor import EngineSupervisor
-from workers import desk
+from workers import desk, heap
 from workers.desk import Desk
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # A stop that comes while the model loads must not wait for it.
         while not self.supervisor.wait_started(0.2):
             worker_state.maybe_shutdown()
+        heap.settle()
 
     def _forgive(self, deaths: int) -> None:
         """A prompt is to blame for so many deaths: they do not count against the engine."""

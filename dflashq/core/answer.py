@@ -63,9 +63,10 @@ def _cut(
     """(thinking ids or None, answer ids, ids that count as reasoning)."""
     if not thinking or markers.think_close is None:
         return None, body, 0
-    if markers.think_close not in body:
+    try:
+        place = body.index(markers.think_close)
+    except ValueError:
         return body, [], len(body)
-    place = body.index(markers.think_close)
     return body[:place], body[place + 1 :], place + 1
 
 
@@ -85,6 +86,8 @@ def parse_tool_calls(
     around a block are dropped; text on both sides of one is joined by a newline. `arguments` is
     JSON text, as in the OpenAI API; ids are call_0, call_1, ….
     """
+    if "<tool_call>" not in text:
+        return text, None
     blocks = _BLOCK.findall(text)
     rest = _BLOCK.split(text)[::2]
     if not blocks or any("<tool_call>" in p or "</tool_call>" in p for p in (*rest, *blocks)):

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import orjson
 import zstandard
 
 LEVEL = 3
+BRISK = 1  # the level for what lives for minutes only
+
+
+class _Compressors(threading.local):
+    """By level, for each thread: making one costs as much as using it, and two cannot share it."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, zstandard.ZstdCompressor] = {}
+
+
+_compressors = _Compressors()
 
 
 def encode_line(row: dict[str, Any]) -> bytes:
@@ -18,9 +31,21 @@ def encode_line(row: dict[str, Any]) -> bytes:
     return text.encode() + b"\n"
 
 
-def compress(data: bytes) -> bytes:
+def encode_generated(row: dict[str, Any]) -> bytes:
+    """The same for a row of ids, finite numbers and valid text only: a tenth of the time.
+
+    TypeError for anything that is no JSON; but a NaN, of which such a row has none, would become
+    null.
+    """
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def compress(data: bytes, level: int = LEVEL) -> bytes:
     """One zstd frame with its content size and checksum."""
-    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(data)
+    made = _compressors.made
+    if level not in made:
+        made[level] = zstandard.ZstdCompressor(level=level, write_checksum=True)
+    return made[level].compress(data)
 
 
 def decompress(data: bytes) -> bytes:

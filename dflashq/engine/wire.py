@@ -1,9 +1,10 @@
-"""HTTP to one engine: a connection a request, and an error class for every way to fail."""
+"""HTTP to one engine: JSON over connections that are used again, and an error for every failure."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Iterator
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import aiohttp
+import orjson
 from pydantic import SecretStr
 
 from dflashq.core.errors import (
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 ASIDE_S = 30.0  # for every request that is not a generation
 _CONNECT_S = 10.0
 _CLOSING_S = 2.0
+_KEEP_ALIVE_S = 2.0
 _REFUSED = {400, 413, 422}
 _TRANSIENT = {408, 409, 425, 429}
 
@@ -32,8 +35,8 @@ _TRANSIENT = {408, 409, 425, 429}
 class Wire:
     """One HTTP session with one server; opened, used and closed in one loop.
 
-    Every request has a connection of its own: an answer takes seconds to minutes, so one
-    connect costs nothing, and a connection that the server just closed for idling is never met.
+    A connection is used again within two seconds or not at all: servers close idle ones after
+    five (uvicorn), and one that closes as we write would look like a death of the engine.
     `base_url` may be assigned when the engine came back on another port; requests that are
     under way keep theirs. Generations have no time limit: what supervises the engine is whether
     tokens move, not how long one answer takes. `api_key` is sent with every request and shown
@@ -88,10 +91,10 @@ class Wire:
         self, method: str, path: str, body: object = None, limit_s: float | None = ASIDE_S
     ) -> Any:
         """The JSON that answers; EngineTransientError when it is none. Errors as `request`."""
-        sent = None if body is None else json.dumps(body).encode()
+        sent = None if body is None else _encoded(body)
         answer = await self.request(method, path, sent, limit_s)
         try:
-            return json.loads(answer)
+            return orjson.loads(answer)
         except ValueError:
             raise EngineTransientError(
                 f"{path} answered 200 with {len(answer)} bytes that are no JSON."
@@ -120,7 +123,7 @@ class Wire:
         """
         url, rest = self.base_url + path, b""
         with _failures(url):
-            async with self._asked("POST", url, json.dumps(body).encode(), None) as response:
+            async with self._asked("POST", url, _encoded(body), None) as response:
                 if response.status != 200:
                     _refuse(url, response.status, await response.read())
                 async for piece in response.content.iter_any():
@@ -134,8 +137,7 @@ class Wire:
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._session is None:
             raise EngineError("the client is not open: use it in `async with`.")
-        limit = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
-        return self._session.request(method, url, data=body, timeout=limit)
+        return self._session.request(method, url, data=body, timeout=_limit(limit_s))
 
     def _new_session(self) -> aiohttp.ClientSession:
         headers = {"Content-Type": "application/json"}
@@ -143,8 +145,8 @@ class Wire:
             headers["Authorization"] = f"Bearer {self._api_key.get_secret_value()}"
         # The engine is on this host: a proxy of the environment would only be in the way.
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=_limit(None),
             trust_env=False,
             raise_for_status=False,
             headers=headers,
@@ -156,6 +158,18 @@ class Wire:
             await call
         except EngineError as exc:
             log.debug("%s: %s", what, exc)
+
+
+@functools.cache
+def _limit(total_s: float | None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_S)
+
+
+def _encoded(body: object) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # an integer of more than 64 bits, in a tool's schema
+        return json.dumps(body).encode()
 
 
 @contextlib.contextmanager
@@ -174,7 +188,7 @@ def _failures(url: str) -> Iterator[None]:
 
 def _event(url: str, line: bytes) -> dict[str, Any]:
     try:
-        row = table(json.loads(line), "a piece of the stream")
+        row = table(orjson.loads(line), "a piece of the stream")
     except ValueError:
         raise malformed(f"a piece of {len(line)} bytes is no JSON") from None
     error = row.get("error")
@@ -188,7 +202,7 @@ def _event(url: str, line: bytes) -> dict[str, Any]:
 def message_of(answer: bytes) -> str:
     """The server's own sentence: native errors nest it, the OpenAI ones do not."""
     try:
-        row = json.loads(answer)
+        row = orjson.loads(answer)
     except ValueError:
         return answer[:500].decode(errors="replace") or "no message"
     if isinstance(row, dict) and isinstance(row.get("error"), dict):
@@ -206,7 +220,7 @@ def table(value: Any, what: str) -> dict[str, Any]:
 
 def token_ids(value: Any, what: str) -> list[int]:
     """`value` as a list of token ids; EngineTransientError when it is none."""
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise malformed(f"{what} is no list of token ids")
     return value
 

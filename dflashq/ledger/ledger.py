@@ -10,30 +10,13 @@ from typing import Any
 import redis
 
 from dflashq.config import Settings
-from dflashq.core import codec, keys
+from dflashq.core import keys
 from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
-from dflashq.core.model import Generation, ObjectRef, Verdict
+from dflashq.core.model import ObjectRef
 from dflashq.ledger import reads, scripts
 from dflashq.ledger.connection import address, connect, out_of_memory, translated
+from dflashq.ledger.entries import KeptEntry, decode_kept
 from dflashq.ledger.records import BatchStatus, Claim, Kept, Lease, RunStatus
-
-KeptEntry = tuple[str, bytes]
-
-
-def generation_entry(index: int, slot: int, generation: Generation) -> KeptEntry:
-    """A generation as `keep` stores it; `core.model.slot` numbers a turn and its retries."""
-    return f"{index}:{slot}", codec.compress(codec.encode_line(generation.to_json()))
-
-
-def verdict_entry(index: int, verdict: Verdict) -> KeptEntry:
-    """The verdict on a prompt as `keep` stores it."""
-    row = {"reason": verdict.reason, "detail": verdict.detail}
-    return f"{index}:v", codec.compress(codec.encode_line(row))
-
-
-def strike_entry(index: int, number: int) -> KeptEntry:
-    """The engine's n-th death while this prompt was in flight, as `keep` stores it."""
-    return f"{index}:s{number}", b"1"
 
 
 def _reference(ref: ObjectRef) -> str:
@@ -157,7 +140,7 @@ class Ledger:
         """What earlier attempts on this batch left."""
         with self._translated(f"reading the kept work of {lease.run}/{lease.batch}"):
             raw = self._redis.hgetall(keys.redis_run(lease.run, f"kept:{lease.batch}"))
-        return reads.decode_kept(raw)
+        return decode_kept(raw)
 
     def complete(self, lease: Lease, ref: ObjectRef, counts: Mapping[str, int]) -> str:
         """The ack, after the upload; 'done' or 'already'. LeaseLostError when fenced.

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from dflashq.core import codec, keys
-from dflashq.core.model import Generation, Verdict
-from dflashq.ledger.records import BatchStatus, Kept, RunStatus
-
-
-def decode_kept(raw: dict[bytes, bytes]) -> Kept:
-    """The fields of a kept hash: `index:slot`, `index:v`, `index:sN`, and `bytes` (its size)."""
-    kept = Kept()
-    for field, payload in raw.items():
-        index, _, part = field.decode().partition(":")
-        if not part:
-            continue
-        kept.entries[field.decode()] = payload
-        if part.startswith("s"):
-            kept.strikes[int(index)] = max(kept.strikes.get(int(index), 0), int(part[1:]))
-            continue
-        row = json.loads(codec.decompress(payload))
-        if part == "v":
-            kept.verdicts[int(index)] = Verdict(**row)
-        else:
-            kept.generations[int(index), int(part)] = Generation.from_json(row)
-    return kept
+from dflashq.core import keys
+from dflashq.ledger.records import BatchStatus, RunStatus
 
 
 def runs(client: Any) -> dict[str, str]:

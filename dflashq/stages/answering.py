@@ -255,7 +255,7 @@ class Answering:
         if not verdict.accepted:
             row = rejected_row(row, verdict)
         outputs = short_outputs(generations, self.spec.checks) if self.thinks else ()
-        return Settled(row["index"], verdict.reason, codec.encode_line(row), counts, outputs)
+        return Settled(row["index"], verdict.reason, codec.encode_generated(row), counts, outputs)
 
     @property
     def thinks(self) -> bool:

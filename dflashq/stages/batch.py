@@ -11,7 +11,7 @@ from dflashq.core.errors import EngineError
 from dflashq.core.guard import Judged
 from dflashq.core.model import Generation, ObjectRef, Prompt, RunRecord, Verdict
 from dflashq.ledger import Kept, Ledger
-from dflashq.ledger.ledger import KeptEntry, generation_entry, verdict_entry
+from dflashq.ledger.entries import KeptEntry, generation_entry, verdict_entry
 from dflashq.stages.answering import Answering
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.breaker import Breaker

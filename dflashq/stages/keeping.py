@@ -9,17 +9,20 @@ from collections import deque
 from dflashq.core import metrics
 from dflashq.core.errors import LeaseLostError, LedgerError
 from dflashq.ledger import Ledger
-from dflashq.ledger.ledger import KeptEntry
+from dflashq.ledger.entries import KeptEntry
 from dflashq.stages.attempt import Attempt
 
 log = logging.getLogger(__name__)
 
 PER_CALL = 64
 RETRY_S = 1.0
+GATHER_S = 0.1  # answers come one by one, and a round trip with its fsync costs as much for sixty
 
 
 class Keeping:
     """Writes entries behind the generations: `add` never blocks, `flush` waits for the disk.
+
+    What comes within a tenth of a second goes in one round trip.
 
     While the budget is full, entries stay in memory in their order and are tried again, and
     `full` says so: the worker then admits only its oldest batch, whose completion makes room.
@@ -30,6 +33,7 @@ class Keeping:
         self._waiting: dict[Attempt, deque[KeptEntry]] = {}
         self._beginning: set[Attempt] = set()
         self._change = threading.Condition()
+        self._hurry = threading.Event()
         self._running = True
         self.full = False
         self._thread = threading.Thread(target=self._write, name="keeping", daemon=True)
@@ -39,8 +43,12 @@ class Keeping:
         """Queue one finished generation or verdict. Does not block."""
         with self._change:
             attempt.entries[entry[0]] = entry[1]
-            self._waiting.setdefault(attempt, deque()).append(entry)
-            self._change.notify_all()
+            if not self._waiting:
+                self._change.notify_all()
+            queue = self._waiting.setdefault(attempt, deque())
+            queue.append(entry)
+            if len(queue) >= PER_CALL:
+                self._hurry.set()
 
     def begin(self, attempt: Attempt) -> None:
         """Count this attempt: its first generation is admitted. Does not block; safe to repeat.
@@ -56,6 +64,7 @@ class Keeping:
     def flush(self, attempt: Attempt, timeout_s: float) -> bool:
         """Block until all entries of this attempt are on disk; False when time ran out first."""
         with self._change:
+            self._hurry.set()
             return self._change.wait_for(lambda: attempt not in self._waiting, timeout_s)
 
     def forget(self, attempt: Attempt) -> None:
@@ -69,6 +78,7 @@ class Keeping:
         """End the thread; entries not flushed are dropped."""
         with self._change:
             self._running = False
+            self._hurry.set()
             self._change.notify_all()
         self._thread.join()
 
@@ -81,14 +91,17 @@ class Keeping:
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._waiting or self._beginning or not self._running)
+            self._hurry.wait(GATHER_S)
+            with self._change:
                 if not self._running:
                     return
+                self._hurry.clear()
                 rounds = [(a, list(q)[:PER_CALL]) for a, q in self._waiting.items()]
                 beginning = list(self._beginning)
             # Every attempt gets its turn; only when none could write is there reason to wait.
             written = [self._begin(attempt) for attempt in beginning]
             written += [self._keep(attempt, entries) for attempt, entries in rounds]
-            if not any(written):
+            if written and not any(written):
                 with self._change:
                     self._change.wait_for(lambda: not self._running, RETRY_S)
 
@@ -141,3 +154,5 @@ class Keeping:
             queue.popleft()
         if not queue:
             del self._waiting[attempt]
+        elif count == PER_CALL:
+            self._hurry.set()  # there was more than a call holds: the rest need not gather

@@ -57,4 +57,4 @@ def _judged_again(one: Settled, prompts_with: Counter[tuple[int, ...]], checks: 
         f"{checks.repeat_max_tokens} ids, to the letter",
     )
     row = rejected_row(json.loads(one.line), verdict)
-    return replace(one, reason=verdict.reason, line=codec.encode_line(row))
+    return replace(one, reason=verdict.reason, line=codec.encode_generated(row))

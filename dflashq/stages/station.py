@@ -52,6 +52,7 @@ class Station:
         api_key: SecretStr | None = None,
     ) -> None:
         self.profile, self.renderer, self.loop, self.keeping = profile, renderer, loop, keeping
+        renderer.load()
         self.markers: Markers = renderer.markers()
         self.gate = Gate(1, loop.loop)
         self.gate.threadsafe_close(ENGINE_DOWN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dflashq.ledger.ledger import KeptEntry, strike_entry
+from dflashq.ledger.entries import KeptEntry, strike_entry
 
 # After so many deaths a prompt runs with nothing else in flight: the next one is its own doing.
 ALONE = 2

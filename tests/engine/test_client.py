@@ -275,3 +275,23 @@ def test_an_engine_killed_under_a_request_is_down() -> None:
 
     with EmulatedEngine(lengths="fixed:3000", token_ms=10) as engine:
         asyncio.run(scene(engine))
+
+
+def test_a_connection_is_used_again() -> None:
+    peers = set()
+
+    async def handle(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        peers.add(request.transport.get_extra_info("peername"))
+        return web.json_response(good())
+
+    async def scene() -> None:
+        async with serving(handle) as client:
+            for _ in range(5):
+                await client.generate(PROMPT, Sampling(), "dfq-0001", ENDS)
+            assert len(peers) == 1
+            await client.hang_up()
+            await client.generate(PROMPT, Sampling(), "dfq-0001", ENDS)
+            assert len(peers) == 2
+
+    asyncio.run(scene())

@@ -19,6 +19,7 @@ import psutil
 import requests
 
 from dflashq.config import Settings
+from dflashq.core import keys
 from dflashq.core.model import RunRecord
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.ledger import Lease
@@ -51,6 +52,23 @@ def engine_port(engine: psutil.Process) -> int:
     return int(line[line.index("--port") + 1])
 
 
+def dial(port: int, faults: dict[str, object]) -> None:
+    """Change some faults of one engine from now on."""
+    url = f"http://127.0.0.1:{port}/faults"
+    requests.post(url, json=faults, timeout=10).raise_for_status()
+
+
+def dialled(engine: psutil.Process, faults: dict[str, object]) -> bool:
+    """`dial`, or False for one that does not listen yet; one that is dead needs no dialling."""
+    try:
+        dial(engine_port(engine), faults)
+    except requests.ConnectionError:
+        return not engine.is_running()
+    except (psutil.NoSuchProcess, ValueError):
+        return True
+    return True
+
+
 def processes(folder: Path) -> list[psutil.Process]:
     """Every living worker and engine that names a file of `folder`: whoever started it."""
     found = []
@@ -60,6 +78,18 @@ def processes(folder: Path) -> list[psutil.Process]:
             if str(folder) in line and ("celery" in line or "tests.emulated" in line):
                 found.append(process)
     return found
+
+
+USUAL: dict[str, object] = {"slow": 1.0, "http_400": 0.0, "truncated": 0.0, "hang": False}
+
+
+def put_of(settings: Settings, run: str, batch: str = "") -> bytes:
+    """How the request begins that uploads a run's completions, or those of one batch.
+
+    Not the HEAD of the same object, with which an attempt begins.
+    """
+    key = keys.completions_object(run, batch) if batch else keys.completions_prefix(run)
+    return f"PUT /{settings.s3_bucket}/{settings.s3_prefix}{key}".encode()
 
 
 class Lines:
@@ -194,11 +224,23 @@ class Arena(Fleet):
         """Change the engines' faults from now on; none given: those of the profile."""
         for worker in self.named.values():
             engine = engine_of(worker) if worker.process.poll() is None else None
-            if engine is None:
-                continue
-            url = f"http://127.0.0.1:{engine_port(engine)}/faults"
-            body = faults or {"slow": 1.0, "http_400": 0.0, "truncated": 0.0, "hang": False}
-            requests.post(url, json=body, timeout=10).raise_for_status()
+            if engine is not None:
+                wait_until(partial(dialled, engine, faults or USUAL), f"{engine} listens", 30)
+
+    @contextlib.contextmanager
+    def slowly(self) -> Iterator[None]:
+        """Engines at a fraction of their speed, so that the block comes while batches are at work.
+
+        However slow this machine is: a test must not lose a race against the fleet.
+        """
+        engines = [engine for w in self.named.values() if (engine := engine_of(w)) is not None]
+        ports = [engine_port(engine) for engine in engines]
+        for port in ports:
+            dial(port, {"slow": 8.0})
+        yield
+        for port in ports:
+            with contextlib.suppress(requests.ConnectionError):
+                dial(port, USUAL)  # unless the block killed it
 
     def kept(self, run: str) -> dict[str, set[str]]:
         """Hashes of the prompts with kept generations, by unfinished batch."""

@@ -32,10 +32,11 @@ def finish(arena: Arena, run: str, prompts: int, held: set[str]) -> None:
 
 
 def test_redis_dies_and_comes_back(two: Arena) -> None:
-    two.begin("redis-dies", 80, batch_size=40)
-    held = two.wait_kept("redis-dies", 15)
     with same_workers(two):
-        two.redis.kill()
+        with two.slowly():
+            two.begin("redis-dies", 80, batch_size=40)
+            held = two.wait_kept("redis-dies", 15)
+            two.redis.kill()
         time.sleep(1.0)  # the outage itself
         two.redis.start()
         finish(two, "redis-dies", 80, held)
@@ -64,11 +65,12 @@ def test_redis_out_of_reach_for_longer_than_the_lease_costs_nobody_a_batch(two: 
 
 def test_redis_frozen_and_answers_lost(two: Arena) -> None:
     """Every request may or may not have happened: all are safe to send again."""
-    two.begin("frozen", 80, batch_size=20)
-    held = two.wait_kept("frozen", 10)
     with same_workers(two):
-        for lines in two.lines.values():
-            lines.redis.lose_replies()
+        with two.slowly():
+            two.begin("frozen", 80, batch_size=20)
+            held = two.wait_kept("frozen", 10)
+            for lines in two.lines.values():
+                lines.redis.lose_replies()
         time.sleep(2.0)  # the outage itself
         for lines in two.lines.values():
             lines.redis.freeze()
@@ -81,9 +83,11 @@ def test_redis_frozen_and_answers_lost(two: Arena) -> None:
 
 def test_redis_with_a_torn_tail_heals_from_s3(two: Arena) -> None:
     """The end of the log is gone: what it said is found out again."""
+    two.set_faults(slow=3.0)
     two.begin("torn", 100, batch_size=20)
     two.wait_kept("torn", 10)
     wait_until(lambda: two.ledger.status("torn").done >= 1, "a batch is done")
+    two.set_faults()
     with same_workers(two):
         two.redis.kill()
         log = max((two.redis.folder / "appendonlydir").glob("*.incr.aof"))
@@ -95,8 +99,10 @@ def test_redis_with_a_torn_tail_heals_from_s3(two: Arena) -> None:
 
 
 def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: Arena) -> None:
+    two.set_faults(slow=2.0)
     two.begin("wiped", 160, batch_size=20)
     wait_until(lambda: two.ledger.status("wiped").done >= 2, "two batches are done")
+    two.set_faults(slow=8.0)
     held = two.wait_kept("wiped", 10)
     with same_workers(two):
         with two.redis.client() as client:
@@ -106,6 +112,7 @@ def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: Arena) -> None:
             "the workers hold what they have",
             20,
         )
+        two.set_faults()
         healed = reconcile(two.ledger, two.blobs, two.hints, "wiped")
         assert not healed.known
         assert len(healed.adopted) >= 2
@@ -120,6 +127,7 @@ def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: Arena) -> None:
 
 def test_a_full_redis_closes_the_gate_and_commits_make_room(two: Arena) -> None:
     """Renew, begin and complete get through; what is finished waits in memory."""
+    two.set_faults(slow=4.0)
     two.begin("full", 120, batch_size=20)
     with two.redis.client() as client:
         limit = client.config_get("maxmemory")["maxmemory"]
@@ -132,6 +140,7 @@ def test_a_full_redis_closes_the_gate_and_commits_make_room(two: Arena) -> None:
                     "keeping is refused",
                     20,
                 )
+                two.set_faults()
                 done = two.ledger.status("full").done
                 wait_until(lambda: two.ledger.status("full").done > done, "a batch commits", 30)
             finally:

@@ -10,7 +10,7 @@ import pytest
 from dflashq.config import Settings
 from dflashq.core import keys
 from tests.emulated import emulated_profile
-from tests.fleet.arena import Arena, Lines
+from tests.fleet.arena import Arena, Lines, put_of
 from tests.fleet.careless_s3 import CarelessS3
 from tests.fleet.fleet import Fleet, prompts_file, requests, wait_until
 from tests.fleet.proxy import Proxy
@@ -31,9 +31,12 @@ def done_without_object(arena: Arena, run: str) -> list[str]:
 
 def test_s3_refuses_while_batches_upload(two: Arena) -> None:
     """503, 403, a vanished bucket, damaged bodies, silence: in turn, then it is well again."""
-    two.begin("refused", 160, batch_size=20)
-    held = two.wait_kept("refused", 5)
     proxies = s3_proxies(two)
+    with two.slowly():
+        two.begin("refused", 160, batch_size=20)
+        held = two.wait_kept("refused", 5)
+        for proxy in proxies:
+            proxy.answer(503, "SlowDown")
     for status, code in ((503, "SlowDown"), (403, "AccessDenied"), (404, "NoSuchBucket")):
         for proxy in proxies:
             proxy.answer(status, code)
@@ -65,11 +68,10 @@ def test_s3_refuses_while_batches_upload(two: Arena) -> None:
 
 def test_the_answer_to_a_put_that_succeeded_is_lost(two: Arena) -> None:
     """The retry meets 412: the object is ours, it is adopted with its own counts."""
-    two.begin("lost-reply", 40, batch_size=20)
-    two.wait_kept("lost-reply", 1)
     for proxy in s3_proxies(two):
         proxy.lost = 0
-        proxy.lose_reply_to(b"runs/lost-reply/completions/batch-000000.jsonl.zst HTTP/1.1")
+        proxy.lose_reply_to(put_of(two.settings, "lost-reply", keys.batch_name(0)))
+    two.begin("lost-reply", 40, batch_size=20)
     two.wait_finished("lost-reply")
     assert sum(proxy.lost for proxy in s3_proxies(two)) == 1
     assert two.oracle("lost-reply").accepted == 40
@@ -105,7 +107,7 @@ def test_an_s3_outage_fills_the_keep_budget_and_no_more(
         fleet.enqueue("outage", prompts_file(tmp_path / "p.jsonl", 900), batch_size=300)
         fleet.settings = lines.settings
         worker = fleet.start("w0")
-        lines.s3.answer(503, "SlowDown", only=b"/completions/")
+        lines.s3.answer(503, "SlowDown", only=put_of(small, "outage"))
         wait_until(lambda: "used its budget" in worker.tail(), "the budget is used", 60)
         wait_until(lambda: fleet.ledger.workers()[worker.name]["in_flight"] == 0, "it rests", 30)
         asked = requests(stats).total()

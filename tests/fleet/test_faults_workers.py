@@ -10,7 +10,7 @@ import pytest
 
 from dflashq.core import keys
 from dflashq.ledger.connection import SEPARATOR
-from tests.fleet.arena import Arena, engine_of, lines_of, processes
+from tests.fleet.arena import Arena, engine_of, lines_of, processes, put_of
 from tests.fleet.fleet import Worker, wait_until
 
 pytestmark = pytest.mark.fleet
@@ -43,12 +43,13 @@ def wait_leased_again(arena: Arena, run: str, batches: set[str], dead: Worker) -
 
 
 def test_a_killed_engine_is_replaced_under_its_worker(two: Arena) -> None:
-    two.begin("engine-dies", 80, batch_size=40)
-    worker = two.holder("engine-dies")
-    held = two.wait_kept("engine-dies", 10)
-    engine = engine_of(worker)
-    assert engine is not None
-    engine.kill()
+    with two.slowly():
+        two.begin("engine-dies", 80, batch_size=40)
+        worker = two.holder("engine-dies")
+        held = two.wait_kept("engine-dies", 10)
+        engine = engine_of(worker)
+        assert engine is not None
+        engine.kill()
     wait_until(lambda: engine_of(worker) not in (None, engine), "another engine runs", 20)
     finish(two, "engine-dies", 80, held)
     assert worker.process.poll() is None
@@ -56,12 +57,14 @@ def test_a_killed_engine_is_replaced_under_its_worker(two: Arena) -> None:
 
 
 def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(two: Arena) -> None:
-    two.begin("worker-dies", 80, batch_size=40)
-    worker = two.holder("worker-dies")
-    held = two.wait_kept("worker-dies", 10)
-    engine, batches = engine_of(worker), two.held_by("worker-dies", worker)
-    assert engine is not None
-    worker.kill()
+    with two.slowly():
+        two.begin("worker-dies", 80, batch_size=40)
+        worker = two.holder("worker-dies")
+        held = two.wait_kept("worker-dies", 10)
+        engine, batches = engine_of(worker), two.held_by("worker-dies", worker)
+        assert engine is not None
+        assert batches
+        worker.kill()
     wait_until(lambda: not engine.is_running(), "the orphaned engine is gone", 5)
     waited = wait_leased_again(two, "worker-dies", batches, worker)
     assert waited < two.settings.lease_ttl_s + RECOVERED_S
@@ -70,11 +73,12 @@ def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(two: Arena) 
 
 def test_worker_and_engine_killed_at_once_and_back_under_the_same_name(two: Arena) -> None:
     """The newborn disowns what its predecessor held: nobody waits for the lease's end."""
-    two.begin("both-die", 80, batch_size=40)
-    worker = two.holder("both-die")
-    held = two.wait_kept("both-die", 10)
-    for process in reversed(worker.family()):
-        process.kill()
+    with two.slowly():
+        two.begin("both-die", 80, batch_size=40)
+        worker = two.holder("both-die")
+        held = two.wait_kept("both-die", 10)
+        for process in reversed(worker.family()):
+            process.kill()
     worker.process.wait(10)
     newborn = two.launch(worker.name.removesuffix("@test"))
     newborn.wait_ready()
@@ -83,10 +87,11 @@ def test_worker_and_engine_killed_at_once_and_back_under_the_same_name(two: Aren
 
 
 def test_a_zombie_that_wakes_past_its_lease_is_told_and_stopped(two: Arena) -> None:
-    two.begin("zombie", 80, batch_size=40)
-    zombie = two.holder("zombie")
-    held = two.wait_kept("zombie", 10)
-    zombie.signal(signal.SIGSTOP)
+    with two.slowly():
+        two.begin("zombie", 80, batch_size=40)
+        zombie = two.holder("zombie")
+        held = two.wait_kept("zombie", 10)
+        zombie.signal(signal.SIGSTOP)
     batches = two.held_by("zombie", zombie)
     assert batches
     wait_leased_again(two, "zombie", batches, zombie)
@@ -98,10 +103,11 @@ def test_a_zombie_that_wakes_past_its_lease_is_told_and_stopped(two: Arena) -> N
 
 def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: Arena) -> None:
     """It has all its answers and waits for S3; meanwhile another commits. One object, one count."""
-    two.begin("late", 40, batch_size=40)
-    zombie = two.holder("late")
-    lines = two.lines[zombie.name.removesuffix("@test")]
-    lines.s3.answer(503, "SlowDown", only=b"/completions/")
+    with two.slowly():
+        two.begin("late", 40, batch_size=40)
+        zombie = two.holder("late")
+        lines = two.lines[zombie.name.removesuffix("@test")]
+        lines.s3.answer(503, "SlowDown", only=put_of(two.settings, "late"))
     held = two.wait_kept("late", 40)
     wait_until(lambda: lines.s3.answered > 0, "it tries to upload")
     zombie.signal(signal.SIGSTOP)
@@ -117,15 +123,14 @@ def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: Arena) -
 
 def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: Arena) -> None:
     """Its object is whole, whoever has the lease: it counts, once."""
-    two.begin("adopted", 40, batch_size=40)
-    first = two.holder("adopted")
-    lines = two.lines[first.name.removesuffix("@test")]
-    two.wait_kept("adopted", 10)
-    held = set[str]()
-    lines.redis.cut()
+    with two.slowly():
+        two.begin("adopted", 40, batch_size=40)
+        first = two.holder("adopted")
+        lines = two.lines[first.name.removesuffix("@test")]
+        two.wait_kept("adopted", 10)
+        lines.redis.cut()
     key = keys.completions_object("adopted", keys.batch_name(0))
     wait_until(lambda: two.blobs.head(key) is not None, "somebody uploads")
-    held.update(*two.kept("adopted").values())
     object_before = two.blobs.get(key)
     two.wait_finished("adopted")
     lines.redis.pass_on()
@@ -195,6 +200,7 @@ def test_a_second_signal_or_sigquit_is_faster_and_never_wrong(
 ) -> None:
     """The grace is 15 s and no answer ends within it; nobody waits for that."""
     run = f"second-{second.name.lower() if second else 'quit-alone'}"
+    two.set_faults(slow=8.0)
     two.begin(run, 60, batch_size=30)
     worker = two.holder(run)
     held = two.wait_kept(run, 10)

@@ -11,7 +11,7 @@ from dflashq.core import keys
 from dflashq.core.model import Generation, ObjectRef, Verdict
 from dflashq.ledger import Lease, Ledger
 from dflashq.ledger.connection import connect
-from dflashq.ledger.ledger import generation_entry, verdict_entry
+from dflashq.ledger.entries import generation_entry, verdict_entry
 
 TTL_S = 30.0
 B1, B2, B3 = "batch-000001", "batch-000002", "batch-000003"

@@ -17,7 +17,7 @@ from dflashq.core.model import Verdict
 from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.ledger import Ledger, scripts
-from dflashq.ledger.ledger import strike_entry, verdict_entry
+from dflashq.ledger.entries import strike_entry, verdict_entry
 from tests.ledger.bench import B1, B2, TTL_S, Bench, entries, ref
 from tests.ledger.lossy import LossyProxy
 from tests.ledger.scenarios import SCENARIOS, Scenario

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflashq.core.checks import REASONS, judge, loop_period
+from dflashq.core.checks import REASONS, _varied, distinct_share, judge, loop_period
 from dflashq.core.markers import Markers, blank_ids
 from dflashq.core.model import Checks, Generation, Verdict
 
@@ -186,3 +186,10 @@ def test_one_other_id_ends_a_loop(piece: list[int], period: int) -> None:
     tail = piece[:period] * (600 // period + 2)
     assert loop_period([*tail, piece[64]], Checks()) == 0
     assert loop_period(tail, Checks()) == period
+
+
+@given(st.lists(st.integers(0, 6) | words, min_size=64, max_size=200), st.integers(1, 9))
+def test_the_quick_look_never_lets_a_loop_pass(ids: list[int], ngram: int) -> None:
+    known = Checks(ngram=ngram, ngram_window=64, ngram_min_distinct=0.5)
+    if _varied(ids, known):
+        assert distinct_share(ids, known) >= known.ngram_min_distinct

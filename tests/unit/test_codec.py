@@ -1,0 +1,55 @@
+"""Rows as bytes and back: both encoders, every level, torn objects."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflashq.core import codec
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+leaves = st.none() | st.booleans() | numbers | text
+rows = st.dictionaries(text, leaves | st.lists(numbers) | st.dictionaries(text, leaves))
+
+
+@given(rows)
+def test_both_encoders_say_the_same(row: dict[str, Any]) -> None:
+    lines = codec.encode_line(row), codec.encode_generated(row)
+    assert [json.loads(line) for line in lines] == [row, row]
+    assert all(line.count(b"\n") == 1 and line.endswith(b"\n") for line in lines)
+
+
+@given(st.lists(rows, max_size=4), st.sampled_from([codec.BRISK, codec.LEVEL]))
+def test_what_is_packed_comes_back(given: list[dict[str, Any]], level: int) -> None:
+    packed = b"".join(codec.compress(codec.encode_generated(row), level) for row in given)
+    if given:
+        assert list(codec.decode_rows(packed)) == given
+
+
+def test_what_is_no_json_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        codec.encode_line({"n": math.nan})
+    with pytest.raises(TypeError):
+        codec.encode_generated({"n": object()})
+
+
+def test_threads_do_not_share_a_compressor() -> None:
+    bodies = [bytes([n]) * 200_000 for n in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        packed = list(pool.map(codec.compress, bodies))
+    assert [codec.decompress(one) for one in packed] == bodies
+
+
+@given(st.binary(max_size=200), st.integers(0, 60))
+def test_a_torn_object_is_refused(body: bytes, kept: int) -> None:
+    packed = codec.compress(body)
+    if kept < len(packed):
+        with pytest.raises(ValueError, match="whole zstd object"):
+            codec.decompress(packed[:kept])

@@ -1,0 +1,99 @@
+"""Keeping gathers what comes one by one, and hurries when somebody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dflashq.ledger import Lease
+from dflashq.ledger.entries import KeptEntry
+from dflashq.stages import keeping
+from dflashq.stages.attempt import Attempt
+from dflashq.stages.keeping import PER_CALL, Keeping
+
+SOON_S = 20.0
+
+
+class Book:
+    """A ledger that only writes down what it is told to keep."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[KeptEntry]] = []
+        self.begun: list[Lease] = []
+        self.heard = threading.Semaphore(0)
+
+    def keep(self, lease: Lease, entries: list[KeptEntry]) -> bool:
+        self.calls.append(entries)
+        self.heard.release()
+        return True
+
+    def begin(self, lease: Lease) -> None:
+        self.begun.append(lease)
+        self.heard.release()
+
+
+@pytest.fixture
+def book(monkeypatch: pytest.MonkeyPatch) -> Book:
+    """Nothing is written for a minute unless something hurries."""
+    monkeypatch.setattr(keeping, "GATHER_S", 60.0)
+    return Book()
+
+
+@pytest.fixture
+def writer(book: Book) -> Iterator[Keeping]:
+    made = Keeping(book)  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+def attempt(batch: str) -> Attempt:
+    return Attempt(Lease("run", batch, "", "w", 1), 0.0)
+
+
+def fill(writer: Keeping, one: Attempt, numbers: range) -> list[KeptEntry]:
+    entries = [(f"{number}:0", b"x") for number in numbers]
+    for entry in entries:
+        writer.add(one, entry)
+    return entries
+
+
+def test_what_comes_one_by_one_is_written_in_one_call(book: Book, writer: Keeping) -> None:
+    one = attempt("b")
+    entries = fill(writer, one, range(PER_CALL - 1))
+    assert book.calls == []
+    assert writer.flush(one, SOON_S)
+    assert book.calls == [entries]
+
+
+def test_a_full_call_waits_for_nobody(book: Book, writer: Keeping) -> None:
+    entries = fill(writer, attempt("b"), range(PER_CALL))
+    assert book.heard.acquire(timeout=SOON_S)
+    assert book.calls == [entries]
+
+
+def test_a_flush_of_many_calls_gathers_between_none_of_them(book: Book, writer: Keeping) -> None:
+    one, other = attempt("b"), attempt("c")
+    entries = fill(writer, one, range(3 * PER_CALL + 5))
+    aside = fill(writer, other, range(1000, 1002))
+    assert writer.flush(one, SOON_S)
+    assert [row for call in book.calls for row in call if row not in aside] == entries
+    assert writer.flush(other, SOON_S)
+    assert aside in book.calls
+
+
+def test_what_is_forgotten_while_it_gathers_holds_up_nothing(book: Book, writer: Keeping) -> None:
+    gone, one = attempt("b"), attempt("c")
+    fill(writer, gone, range(3))
+    writer.forget(gone)
+    entries = fill(writer, one, range(3))
+    assert writer.flush(one, SOON_S)
+    assert book.calls == [entries]
+
+
+def test_the_end_is_not_gathered_for(book: Book) -> None:
+    made = Keeping(book)  # type: ignore[arg-type]
+    fill(made, attempt("b"), range(3))
+    made.close()
+    assert book.calls == []
