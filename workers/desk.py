@@ -18,6 +18,7 @@ from dflashq.engine.render import Renderer
 from dflashq.ledger import Hints, LeaseKeeper, Ledger
 from dflashq.operations.guard import judge_canaries
 from dflashq.operations.manifest import close_finished
+from dflashq.operations.progress_object import keep_progress
 from dflashq.operations.sweep import hint_pending
 from dflashq.stages.generate import Generator
 from dflashq.stages.keeping import Keeping
@@ -59,6 +60,7 @@ class Desk:
             on_hung=self._consumer_hung,
         )
         self._closed: dict[str, int] = {}
+        self._ended: set[str] = set()
         self._closing: threading.Thread | None = None
         self._engine_state, self._starts = "starting", 0
         self.engine_url = ""
@@ -139,7 +141,7 @@ class Desk:
             )
 
     def _close_runs(self) -> None:
-        """Write the manifests of finished runs, in a thread: it reads all that was committed."""
+        """Write manifests and `progress.json`, in a thread: it reads all that was committed."""
         if self._closing is not None and self._closing.is_alive():
             return
         self._closing = threading.Thread(target=self._close_finished, name="manifest", daemon=True)
@@ -148,8 +150,9 @@ class Desk:
     def _close_finished(self) -> None:
         try:
             close_finished(self._ledger, self._blobs, self._closed)
+            keep_progress(self._ledger, self._blobs, self._ended)
         except DflashqError as exc:
-            log.warning("a manifest waits: %s", exc)
+            log.warning("a manifest or progress.json waits: %s", exc)
 
     def _rate(self) -> float:
         """Output tokens per second since the last time this was asked."""
@@ -172,6 +175,7 @@ class Desk:
             "profile": self.profile.name,
             "engine": self._engine_state,
             "restarts": self.engine_restarts,
+            "last_error": self.station.last_error,
             "output_tokens": self.station.output_tokens,
             "tokens_per_s": self._rate(),
             "in_flight": gate.in_flight,

@@ -179,6 +179,8 @@ def _varied(ids: list[int], checks: Checks) -> bool:
 
     So nearly every text is told from a loop, for a tenth of the time.
     """
+    if len(ids) < checks.ngram_window:
+        return True
     firsts = ids[-checks.ngram_window : 1 - checks.ngram or None]
     return len(set(firsts)) >= checks.ngram_min_distinct * len(firsts)
 
@@ -201,10 +203,12 @@ def loop_period(ids: list[int], checks: Checks) -> int:
 
     The tail is `loop_window` ids or `loop_min_repeats` periods, whichever is longer.
     """
-    for period in range(1, checks.loop_max_period + 1):
+    before = ids[-1 - checks.loop_max_period : -1]
+    before.reverse()
+    # Most texts are told from a loop by one id: only where the last one stood before can one be.
+    for period in [n for n, token in enumerate(before, 1) if token == ids[-1]]:
         width = max(checks.loop_window, period * checks.loop_min_repeats)
-        # Most texts are told from a loop by one id: cutting out every tail would cost far more.
-        if width > len(ids) or ids[-1] != ids[-1 - period]:
+        if width > len(ids):
             continue
         tail = ids[-width:]
         if tail[period:] == tail[:-period]:

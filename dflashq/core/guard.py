@@ -63,25 +63,32 @@ class Window:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._last: deque[Judged] = deque(maxlen=guard.window)
+        self._last: deque[Judged] = deque()
+        self._rejected = 0  # of those
 
     def objection(self, judged: Judged, tolerated: float) -> str:
         """Take in one prompt; a sentence when too many of the last ones were rejected.
 
         The window is emptied by an objection, so that a resumed run is judged anew.
         """
-        self._last.append(judged)
+        self._take(judged)
         limit = max(self._guard.max_rejected, tolerated)
         full = len(self._last) == self._guard.window
         # Before the window is full, only as many rejections as would be too many in a full one.
-        rejected = sum(one.reason is not None for one in self._last)
-        if rejected <= limit * self._guard.window or not (full or judged.reason):
+        if self._rejected <= limit * self._guard.window or not (full or judged.reason):
             return ""
-        share = rejected / len(self._last)
+        share = self._rejected / len(self._last)
         sentence = (
             f"{share:.0%} of the last {len(self._last)} prompts were rejected, at most "
             f"{limit:.0%} of {self._guard.window} may be ({reasons_in_words(self._last)}); for "
             f"example {_examples(list(self._last)[::-1])}"
         )
         self._last.clear()
+        self._rejected = 0
         return sentence
+
+    def _take(self, judged: Judged) -> None:
+        if len(self._last) == self._guard.window:
+            self._rejected -= self._last.popleft().reason is not None
+        self._last.append(judged)
+        self._rejected += judged.reason is not None

@@ -18,6 +18,7 @@ BATCH_NAME = re.compile(r"batch-(\d{6,})(?:\.r(\d+))?")
 RUNS = f"{NAMESPACE}:runs"
 EPOCH = f"{NAMESPACE}:epoch"
 SWEEP_LOCK = f"{NAMESPACE}:sweep-lock"
+PROGRESS_LOCK = f"{NAMESPACE}:progress-lock"
 WORKERS = f"{NAMESPACE}:workers"
 NOTICES_LOCK = f"{NAMESPACE}:notices-lock"
 MONITOR_LEAD = f"{NAMESPACE}:monitor:lead"

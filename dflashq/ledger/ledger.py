@@ -209,6 +209,11 @@ class Ledger:
                 return True
             raise
 
+    def progress_lock(self, ttl_s: float) -> bool:
+        """True for the one worker that writes `progress.json` now; falls after `ttl_s`."""
+        with self._translated("taking the progress lock"):
+            return bool(self._redis.set(keys.PROGRESS_LOCK, "1", nx=True, px=int(ttl_s * 1000)))
+
     def closing_lock(self, run: str) -> bool:
         """True for the one worker that closes a finished run; falls by itself after an hour."""
         with self._translated(f"closing run {run}"):

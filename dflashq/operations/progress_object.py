@@ -15,6 +15,8 @@ from dflashq.core.model import canonical_json
 from dflashq.ledger import Ledger
 from dflashq.operations.status import RunView, run_view, worker_views
 
+PROGRESS_S = 60.0
+
 
 def progress_row(view: RunView, at_s: float, forecast: Forecast | None = None) -> dict[str, Any]:
     """The content of `progress.json`: the run's numbers, its sentence, and when they were read."""
@@ -36,6 +38,37 @@ def write_progress(ledger: Ledger, blobs: Blobs, run: str) -> None:
     status = ledger.status(run)
     view = run_view(status, worker_views(ledger.workers()))
     put_progress(blobs, run, progress_row(view, status.now_ms / 1000))
+
+
+def keep_progress(
+    ledger: Ledger, blobs: Blobs, ended: set[str], every_s: float = PROGRESS_S
+) -> list[str]:
+    """Write `progress.json` where no monitor does; the runs written now.
+
+    One worker at a time, once every `every_s`; a monitor's is left alone while it is fresh, since
+    it forecasts as well. `ended` remembers the runs whose last state is on S3. Blocks on Redis and
+    S3; safe to repeat, from anywhere.
+    """
+    if not ledger.progress_lock(every_s):
+        return []
+    written = []
+    for run in ledger.runs():
+        if run in ended and not ledger.status(run).finished:
+            ended.discard(run)  # revived, or rejected prompts of it are run again
+        if run not in ended and _is_stale(ledger, blobs, run, 1.5 * every_s):
+            write_progress(ledger, blobs, run)
+            written.append(run)
+        if ledger.status(run).finished:
+            ended.add(run)
+    return written
+
+
+def _is_stale(ledger: Ledger, blobs: Blobs, run: str, age_s: float) -> bool:
+    row, status = read_progress(blobs, run), ledger.status(run)
+    if row is None or row["finished"] != status.finished:
+        return True
+    at_s = datetime.fromisoformat(row["written"]).timestamp()
+    return not status.finished and status.now_ms / 1000 - at_s > age_s
 
 
 def read_progress(blobs: Blobs, run: str) -> dict[str, Any] | None:

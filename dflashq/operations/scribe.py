@@ -9,9 +9,9 @@ from dflashq.ledger.series import FLEET, Chronicle
 from dflashq.operations.domains import DomainCount
 from dflashq.operations.feed import Event, fleet_events, run_events, seen_of_fleet, seen_of_run
 from dflashq.operations.looks import RunSeen, Seen
-from dflashq.operations.progress_object import progress_row, put_progress
+from dflashq.operations.progress_object import PROGRESS_S, progress_row, put_progress
 
-LEAD_S, PROGRESS_S = 15.0, 60.0
+LEAD_S = 15.0
 
 
 class Scribe:

@@ -235,6 +235,7 @@ class Generator:
     def _refuse(self, attempt: Attempt, exc: EngineMismatchError) -> str:
         """Leave this run to others, for as long as this worker has this engine."""
         log.error("run refused: run=%s: %s", attempt.lease.run, exc)
+        self._station.note_error(f"run {attempt.lease.run} refused: {exc}")
         self.refused[attempt.lease.run] = str(exc)
         self._tell(attempt, lambda: self._ledger.release(attempt.lease, str(exc)))
         _count(attempt, "refused")
@@ -265,6 +266,7 @@ class Generator:
     def _bury(self, attempt: Attempt, reason: str) -> str:
         _count(attempt, "dead")
         log.error("batch dead: run=%s batch=%s: %s", attempt.lease.run, attempt.lease.batch, reason)
+        self._station.note_error(f"{attempt.lease.run}/{attempt.lease.batch} dead: {reason}")
         self._tell(attempt, lambda: self._ledger.kill(attempt.lease, reason))
         return f"{attempt.lease.run}/{attempt.lease.batch} is dead: {reason}"
 
@@ -273,6 +275,7 @@ class Generator:
         reason = str(exc) if known else f"{type(exc).__name__}: {exc}"
         where = f"{attempt.lease.run}/{attempt.lease.batch}"
         _count(attempt, "failed")
+        self._station.note_error(f"{where} failed: {reason}")
         log.error(
             "attempt failed: run=%s batch=%s attempt=%d: %s",
             *(attempt.lease.run, attempt.lease.batch, attempt.number, reason),

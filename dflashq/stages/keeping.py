@@ -16,13 +16,15 @@ log = logging.getLogger(__name__)
 
 PER_CALL = 64
 RETRY_S = 1.0
-GATHER_S = 0.1  # answers come one by one, and a round trip with its fsync costs as much for sixty
+# Answers come one by one, and a round trip with its fsync costs as much for sixty. What a kill in
+# between loses is half a second of the minutes that every answer under way loses with it.
+GATHER_S = 0.5
 
 
 class Keeping:
     """Writes entries behind the generations: `add` never blocks, `flush` waits for the disk.
 
-    What comes within a tenth of a second goes in one round trip.
+    What comes within half a second goes in one round trip.
 
     While the budget is full, entries stay in memory in their order and are tried again, and
     `full` says so: the worker then admits only its oldest batch, whose completion makes room.

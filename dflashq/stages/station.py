@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import SecretStr
@@ -35,6 +36,7 @@ ENGINE_DOWN = "the engine is down"
 DRAINING = "draining"
 # SGLang's main process outlives its scheduler by up to 8 s.
 DEATH_WAIT_S = 15.0
+ERROR_CHARS = 500
 
 
 class Station:
@@ -62,6 +64,7 @@ class Station:
         self._admission: Admission | None = None
         self.vitals: Vitals | None = None
         self.engine_id = ""
+        self.last_error = ""
         self.output_tokens = 0
         self.engine_records: dict[str, dict[str, Any]] = {}
         self.context_length: int | None = profile.model.context_length
@@ -115,10 +118,16 @@ class Station:
         What is in flight ends now: a server that hangs would never drop it.
         """
         log.warning("engine down: %s", reason)
+        self.note_error(f"engine down: {reason}")
         self.vitals = None
         self.gate.threadsafe_close(ENGINE_DOWN)
         self.loop.loop.call_soon_threadsafe(self._dead.set)
         self.loop.submit(self._hang_up())
+
+    def note_error(self, sentence: str) -> None:
+        """Remember what went wrong last, and when: people look at it from afar."""
+        at = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+        self.last_error = f"{at[:19]} UTC {sentence}"[:ERROR_CHARS]
 
     async def _hang_up(self) -> None:
         if self._client is not None:

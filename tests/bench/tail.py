@@ -91,7 +91,7 @@ def peer_round(python: str, folder: Path) -> tuple[float, float]:
         chat="sglang", tokenizer=TINY, stats_file=stats, **options, **token_options(TINY)
     ) as engine:
         command = [python, str(SCRIPT), engine.url, str(PROMPTS), str(SLOTS), str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in stats.read_text().splitlines()]
     used = float(json.loads(done.stdout.splitlines()[-1])[2])

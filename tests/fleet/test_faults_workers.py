@@ -53,6 +53,8 @@ def test_a_killed_engine_is_replaced_under_its_worker(two: Arena) -> None:
     wait_until(lambda: engine_of(worker) not in (None, engine), "another engine runs", 20)
     finish(two, "engine-dies", 80, held)
     assert worker.process.poll() is None
+    told = two.ledger.workers()[worker.name]["last_error"]
+    assert "UTC engine down: " in told, told
     assert all(state.attempts == 1 for state in two.ledger.batch_states("engine-dies"))
 
 

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
+from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.core.errors import LedgerUnreachableError
+from dflashq.ledger.connection import connect
 from dflashq.operations.domains import count_domains
-from dflashq.operations.progress_object import read_progress, write_progress
+from dflashq.operations.progress_object import keep_progress, read_progress, write_progress
 from tests.web.conftest import Sampled
 from tests.web.ground import Stage, announce, worker_name
 
@@ -205,6 +207,37 @@ def test_progress_json_lies_on_s3(stage: Stage, sampled: Sampled) -> None:
     again = read_progress(stage.blobs, "r")
     assert again is not None
     assert again["accepted"] == 10
+
+
+def test_a_worker_writes_progress_json_where_no_monitor_does(
+    stage: Stage, sampled: Sampled, settings: Settings
+) -> None:
+    ended: set[str] = set()
+
+    def keep() -> list[str]:
+        return keep_progress(stage.ledger, stage.blobs, ended)
+
+    def keep_soon() -> list[str]:
+        """As after a minute: the lock has fallen."""
+        connect(settings).delete(keys.PROGRESS_LOCK)
+        return keep()
+
+    assert keep_soon() == ["r"]
+    assert keep() == [], "another worker, or the same, within the minute"
+    row = read_progress(stage.blobs, "r")
+    assert row is not None
+    assert (row["done"], row["finished"], row["forecast"]) == (2, False, None)
+    assert keep_soon() == [], "fresh, whoever wrote it"
+    late = {**row, "written": "2026-01-01T00:00:00+00:00"}
+    stage.blobs.put(keys.progress_json("r"), json.dumps(late).encode())
+    assert keep_soon() == ["r"]
+    sampled.settle("batch-000002", [10, 11], {})
+    assert keep_soon() == ["r"], "the last state does not wait until it is stale"
+    assert ended == {"r"}
+    assert keep_soon() == []
+    final = read_progress(stage.blobs, "r")
+    assert final is not None
+    assert final["finished"] is True
 
 
 def test_an_answer_that_has_not_changed_is_a_304(stage: Stage, sampled: Sampled) -> None:
