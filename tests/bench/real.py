@@ -20,7 +20,7 @@ from dflashq.config import Settings
 from dflashq.embedded.cpu_engine import engine_environment, ensure_engine, ensure_smollm2
 from dflashq.engine.sglang import generate_body
 from tests.bench.figures import Figure
-from tests.bench.ground import give, unpin
+from tests.bench.ground import give, pin, pin_servers, unpin
 from tests.fleet.fleet import Fleet, Worker, prompts_file
 from tests.fleet.rehearse import TINY
 
@@ -46,6 +46,7 @@ def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
         worker = fleet.start("real", wait=False)
         worker.wait_ready(300)
         url = _address(worker)
+        _pin(worker)
         pairs = [
             (of_sglang(python, url, folder, fleet, prompts), of_fleet(fleet, f"real-{n}", prompts))
             for n in range(rounds + 1)
@@ -99,6 +100,18 @@ def of_sglang(python: Path, url: str, folder: Path, fleet: Fleet, prompts: Path)
     report = json.loads(out.read_text().splitlines()[-1])
     assert report["completed"] == PROMPTS, report["completed"]
     return float(report["output_throughput"])
+
+
+def _pin(worker: Worker) -> None:
+    """The model has a core to itself; either client shares the other with all the servers."""
+    pin_servers(1)  # what this process starts from now on is bound as well
+    models = [
+        process
+        for process in psutil.Process(worker.process.pid).children(recursive=True)
+        if "scheduler" in " ".join(process.cmdline())
+    ]
+    assert len(models) == 1, models
+    pin(models[0], 0)
 
 
 def _packages() -> Path:
