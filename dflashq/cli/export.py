@@ -121,11 +121,12 @@ def _lines(done: Exported) -> Iterator[str]:
         "supervised"
     )
     for domain, found in done.domains.items():
-        yield f"  {domain or '(no domain)'}: {found['rows']:,} rows, {found['supervised']:,}"
+        rows = counted(found["rows"], "row")
+        yield f"  {domain or '(no domain)'}: {rows}, {found['supervised']:,}"
     if done.dropped or done.cut:
         yield f"too long: {done.dropped:,} dropped, {done.cut:,} cut"
     if done.short:
-        yield f"{done.short:,} rows have fewer supervised tokens than the floor; they are kept"
+        yield f"kept with fewer supervised tokens than the floor: {counted(done.short, 'row')}"
     for row in done.mix:
         share = row["chosen"] / done.supervised if done.supervised else 0
         lack = f", SHORT by {row['short']:,}" if row["short"] else ""
@@ -135,7 +136,7 @@ def _lines(done: Exported) -> Iterator[str]:
         )
     if done.mix:
         yield f"mix: {done.scarcest} is the domain that limits the others"
-    for domain, rows in done.left_out.items():
-        yield f"mix: {rows:,} rows of {domain or '(no domain)'} have no share and are left out"
+    for domain, left in done.left_out.items():
+        yield f"mix: {domain or '(no domain)'} has no share: {counted(left, 'row')} left out"
     if done.missing:
         yield f"{counted(len(done.missing), 'batch')} not committed yet, so not in it"

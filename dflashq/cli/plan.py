@@ -14,6 +14,7 @@ from dflashq.cli.views import columns
 from dflashq.core.plan import Gpus, Lengths, Plan
 from dflashq.core.plan import plan as planned
 from dflashq.core.progress import in_words
+from dflashq.core.wording import counted, dollars
 
 FORM = "NAME:COUNT:TOKENS_PER_S:DOLLARS_PER_HOUR[:RUNNING]"
 RUNNING = 64
@@ -91,7 +92,7 @@ def plan_lines(found: Plan) -> list[str]:
             str(s.count),
             f"{s.share:.0%}".replace("%", " %"),
             f"{s.prompts:,}",
-            f"{s.dollars:,.0f}",
+            dollars(s.dollars),
         )
         for s in found.shares
     ]
@@ -99,9 +100,9 @@ def plan_lines(found: Plan) -> list[str]:
     return [
         *columns(rows),
         "",
-        f"{found.prompts:,} prompts, {found.tokens / 1e6:,.1f} million output tokens "
+        f"{counted(found.prompts, 'prompt')}, {found.tokens / 1e6:,.1f} million output tokens "
         f"({mean:,.0f} a prompt, {found.capped:.2%} cut at the limit): "
-        f"{in_words(found.seconds)}, ${found.dollars:,.0f}.",
+        f"{in_words(found.seconds)}, {dollars(found.dollars)}.",
         f"The tail counts: {in_words(found.tail_s)} from the last prompt's start to the end. "
         f"Tokens over rate alone would say {in_words(found.linear_s)}.",
     ]

@@ -12,6 +12,7 @@ from dflashq.cli.progress import Bars
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument, say
 from dflashq.cli.views import columns
 from dflashq.core.errors import UsageError
+from dflashq.core.wording import counted
 
 BAR = 40
 
@@ -65,12 +66,12 @@ def _write(
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     rejected = sum(found["rejected"].values())
     yield (
-        f"run {found['run']}: {found['prompts']:,} prompts, {found['accepted']:,} accepted, "
-        f"{rejected:,} rejected"
+        f"run {found['run']}: {counted(found['prompts'], 'prompt')}, "
+        f"{found['accepted']:,} accepted, {rejected:,} rejected"
     )
     if found["missing"]:
         first = found["missing"][0]
-        yield f"not committed yet: {len(found['missing']):,} batches (the first: {first})"
+        yield f"not committed yet: {counted(len(found['missing']), 'batch')} (the first: {first})"
     yield from _table("rejected", found["rejected"])
     yield from _table("finish reason", found["finish_reasons"])
     yield ""

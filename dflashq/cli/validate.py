@@ -12,6 +12,7 @@ from dflashq.cli.report import bars as histogram
 from dflashq.cli.session import answer, json_option
 from dflashq.cli.views import columns
 from dflashq.core.foreign import KINDS
+from dflashq.core.wording import counted
 from dflashq.operations.validate import Validated, read_markers
 from dflashq.operations.validate import validate as examine
 
@@ -77,7 +78,7 @@ def validate(
 
 def _lines(found: Validated, *, with_markers: bool) -> Iterator[str]:
     shapes = ", ".join(f"{count:,} {shape}" for shape, count in found.shapes.most_common())
-    yield f"{found.rows:,} rows in {len(found.files):,} files: {shapes}"
+    yield f"{counted(found.rows, 'row')} in {counted(len(found.files), 'file')}: {shapes}"
     rows = [
         (kind, f"{found.kinds[kind]:,}", f"{found.share(kind):.2%}", f"{found.limits[kind]:.0%}")
         for kind in KINDS

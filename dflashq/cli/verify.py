@@ -10,6 +10,7 @@ import click
 from dflashq.blobs.s3 import Blobs
 from dflashq.cli.progress import Bars
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.core.wording import counted
 from dflashq.operations.verify import Report
 from dflashq.operations.verify import verify as prove
 
@@ -42,7 +43,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"{report.committed:,} of {report.batches:,} batches committed"
     rejected = ", ".join(f"{why} {count:,}" for why, count in report.rejected.items())
     yield (
-        f"{report.prompts:,} prompts: {report.accepted:,} accepted, "
+        f"{counted(report.prompts, 'prompt')}: {report.accepted:,} accepted, "
         f"{sum(report.rejected.values()):,} rejected" + (f" ({rejected})" if rejected else "")
     )
     yield f"{report.output_tokens:,} output tokens"

@@ -378,7 +378,7 @@ def test_the_command_says_what_it_did(
     shown = call(*mixing, "--mix-tokens", "400")
     assert "mix: coding: 60.0%, 120 of 120 tokens, quota 300, SHORT by 180" in shown
     assert "mix: coding is the domain that limits the others" in shown
-    assert "mix: 5 rows of math have no share and are left out" in shown
+    assert "mix: math has no share: 5 rows left out" in shown
     assert "everything was there already" in call(*mixing, "--mix-tokens", "400")
     assert "asked 500" in call(*mixing, "--mix-tokens", "500", code=2)
     told = json.loads(call("export", "r", "--to", "parquet", "--out", "y", "--json"))

@@ -121,6 +121,12 @@ def test_the_command_tells_days_dollars_and_shares() -> None:
     assert "$" in said
 
 
+def test_a_small_job_costs_cents_not_nothing() -> None:
+    said = call("--prompts", "10", "--mean", "200", "--p90", "400", "--gpu", "x:1:1800:1.9")
+    assert "10 prompts" in said
+    assert "$0." in said
+
+
 def test_a_measured_rate_is_read_from_what_bench_wrote(tmp_path: Path) -> None:
     measured = tmp_path / "bench.json"
     measured.write_text('{"best": {"tokens_per_s": 1800.0, "concurrency": 64}}')

@@ -163,7 +163,7 @@ def test_a_flood_of_stubs_is_told_by_length_and_share(tmp_path: Path) -> None:
 def test_good_rows_pass_however_they_are_packed(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, [good(n) for n in range(20)])
     result = call(path, "--tokenizer", TINY)
-    assert "20 rows in 1 files: 20 tokens" in result.stdout
+    assert "20 rows in 1 file: 20 tokens" in result.stdout
     assert "passed" in result.stdout
 
 
