@@ -61,6 +61,8 @@ class Keeping:
             attempt.begun = True
             with self._change:
                 self._beginning.add(attempt)
+                # At once: a batch that kills its worker must not do so uncounted.
+                self._hurry.set()
                 self._change.notify_all()
 
     def flush(self, attempt: Attempt, timeout_s: float) -> bool:

@@ -92,6 +92,15 @@ def test_what_is_forgotten_while_it_gathers_holds_up_nothing(book: Book, writer:
     assert book.calls == [entries]
 
 
+def test_a_beginning_is_told_at_once(book: Book, writer: Keeping) -> None:
+    one = attempt("b")
+    writer.begin(one)
+    writer.begin(one)
+    assert book.heard.acquire(timeout=SOON_S)
+    assert book.begun == [one.lease]
+    assert book.calls == []
+
+
 def test_the_end_is_not_gathered_for(book: Book) -> None:
     made = Keeping(book)  # type: ignore[arg-type]
     fill(made, attempt("b"), range(3))
