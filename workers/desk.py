@@ -18,7 +18,7 @@ from dflashq.engine.render import Renderer
 from dflashq.ledger import Hints, LeaseKeeper, Ledger
 from dflashq.operations.guard import judge_canaries
 from dflashq.operations.manifest import close_finished
-from dflashq.operations.progress_object import keep_progress
+from dflashq.operations.progress_object import keep_progress, write_progress
 from dflashq.operations.sweep import hint_pending
 from dflashq.stages.generate import Generator
 from dflashq.stages.keeping import Keeping
@@ -149,7 +149,8 @@ class Desk:
 
     def _close_finished(self) -> None:
         try:
-            close_finished(self._ledger, self._blobs, self._closed)
+            for run in close_finished(self._ledger, self._blobs, self._closed):
+                write_progress(self._ledger, self._blobs, run)  # its last state, at once
             keep_progress(self._ledger, self._blobs, self._ended)
         except DflashqError as exc:
             log.warning("a manifest or progress.json waits: %s", exc)

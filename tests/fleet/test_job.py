@@ -12,6 +12,7 @@ from dflashq.blobs import commits, runs
 from dflashq.config import Settings
 from dflashq.core import codec, keys
 from dflashq.operations import control
+from dflashq.operations.progress_object import read_progress
 from tests.emulated import emulated_profile
 from tests.fleet.fleet import Fleet, kept, kept_prompts, prompts_file, requests, wait_until
 
@@ -39,6 +40,11 @@ def test_a_run_ends_with_every_prompt_in_one_place(
         assert row["generations"][0]["output_ids"][-1] == row["generations"][0]["matched_id"]
         engine = json.loads(fleet.blobs.get(keys.engine_object("job", row["engine"])).body)
         assert engine["server_info"]["version"]
+        wait_until(
+            lambda: (read_progress(fleet.blobs, "job") or {}).get("finished") is True,
+            "the run's last state is on S3, at once and without a monitor",
+            10,
+        )
         assert worker.stop() == 0
         fleet.assert_no_orphans()
 
