@@ -12,7 +12,7 @@ from dflashq.core import keys
 from dflashq.core.errors import BlobMissingError
 from dflashq.core.forecast import Forecast
 from dflashq.core.model import canonical_json
-from dflashq.ledger import Ledger
+from dflashq.ledger import Ledger, RunStatus
 from dflashq.operations.status import RunView, run_view, worker_views
 
 PROGRESS_S = 60.0
@@ -53,18 +53,18 @@ def keep_progress(
         return []
     written = []
     for run in ledger.runs():
-        if run in ended and not ledger.status(run).finished:
+        status = ledger.status(run)
+        if not status.finished:
             ended.discard(run)  # revived, or rejected prompts of it are run again
-        if run not in ended and _is_stale(ledger, blobs, run, 1.5 * every_s):
+        if run not in ended and _is_stale(read_progress(blobs, run), status, 1.5 * every_s):
             write_progress(ledger, blobs, run)
             written.append(run)
-        if ledger.status(run).finished:
+        if status.finished:
             ended.add(run)
     return written
 
 
-def _is_stale(ledger: Ledger, blobs: Blobs, run: str, age_s: float) -> bool:
-    row, status = read_progress(blobs, run), ledger.status(run)
+def _is_stale(row: dict[str, Any] | None, status: RunStatus, age_s: float) -> bool:
     if row is None or row["finished"] != status.finished:
         return True
     at_s = datetime.fromisoformat(row["written"]).timestamp()
