@@ -59,7 +59,7 @@ class Desk:
             notify=self._telling.notifier.check,
             on_hung=self._consumer_hung,
         )
-        self._closed: dict[str, int] = {}
+        self._closed: dict[str, tuple[int, int]] = {}
         self._ended: set[str] = set()
         self._closing: threading.Thread | None = None
         self._engine_state, self._starts = "starting", 0

@@ -70,6 +70,7 @@ def run_status(client: Any, run: str) -> RunStatus | None:
         kept_bytes=int(row["kept_bytes"]),
         counters={name: int(n) for name, n in _text(counters).items()},
         waits_for=row.get("waits_for", ""),
+        claims=int(row.get("fence", 0)),
     )
 
 

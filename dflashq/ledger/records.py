@@ -56,7 +56,8 @@ class BatchStatus:
 class RunStatus:
     """The counts of a run; `counters` cover the done batches, `kept` the unfinished ones.
 
-    `waits_for` is the canary batch while the others wait for it.
+    `waits_for` is the canary batch while the others wait for it; `claims` counts the leases ever
+    given.
     """
 
     name: str
@@ -75,6 +76,7 @@ class RunStatus:
     kept_bytes: int
     counters: dict[str, int]
     waits_for: str = ""
+    claims: int = 0
 
     @property
     def finished(self) -> bool:

@@ -56,29 +56,42 @@ def manifest_of(report: Report) -> dict[str, Any]:
     }
 
 
-def close_finished(ledger: Ledger, blobs: Blobs, closed: dict[str, int]) -> list[str]:
+def withdraw_manifest(blobs: Blobs, run: str) -> None:
+    """A committed object is to be made anew: what was proven holds no longer. Safe to repeat."""
+    blobs.delete(keys.manifest_json(run))
+
+
+def close_finished(ledger: Ledger, blobs: Blobs, closed: dict[str, tuple[int, int]]) -> list[str]:
     """Write the manifest of every run whose last batch was done since it was last looked at.
 
-    `closed` remembers, by run, how many batches were done then. Returns the runs closed now.
+    `closed` remembers, by run, its done batches and claims then. Returns the runs closed now.
     """
     now = []
     for run in ledger.runs():
         status = ledger.status(run)
         finished = status.finished and not status.dead and status.state != "cancelled"
-        if not finished or closed.get(run) == status.done:
+        # A batch that was done again leaves the number of done ones as it was.
+        seen = (status.done, status.claims)
+        if not finished or closed.get(run) == seen:
             continue
-        if not _is_recorded(blobs, run, status.done):
+        done = {batch: ref.sha256 for batch, ref in ledger.done(run).items()}
+        named = _named(blobs, run)
+        if named != done:
             if not ledger.closing_lock(run):
                 continue
             try:
+                if not named.items() <= done.items():
+                    # A batch was made anew: the proof of the old object would stand against it.
+                    withdraw_manifest(blobs, run)
                 write_manifest(blobs, run)
             finally:
                 ledger.closed(run)
             now.append(run)
-        closed[run] = status.done
+        closed[run] = seen
     return now
 
 
-def _is_recorded(blobs: Blobs, run: str, done: int) -> bool:
+def _named(blobs: Blobs, run: str) -> dict[str, str]:
+    """The sha256 of every batch's object as the manifest names it; nothing without one."""
     manifest = read_manifest(blobs, run)
-    return manifest is not None and len(manifest["objects"]) == done
+    return {} if manifest is None else {row["batch"]: row["sha256"] for row in manifest["objects"]}

@@ -14,6 +14,7 @@ from dflashq.core.errors import BlobMissingError, ConflictError
 from dflashq.core.model import BatchRecord, ObjectRef, RunRecord, counters
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.enqueue import canary_of
+from dflashq.operations.manifest import withdraw_manifest
 from dflashq.operations.sweep import hint_pending
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ def reconcile(
             result.adopted.append(name)
         if progress is not None:
             progress(number, len(batches))
+    if result.quarantined or result.forgotten:
+        withdraw_manifest(blobs, run)
     result.added = ledger.add(run, missing)
     if result.quarantined:
         ledger.revive(run, "its foreign commit object was put into quarantine")
