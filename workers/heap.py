@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 # Answers are acyclic: what little is left to collect need not be looked for every few of them.
-YOUNG, MIDDLE, OLD = 10_000, 20, 20
+YOUNG, MIDDLE, OLD = 50_000, 20, 20
 
 
 def settle() -> None:

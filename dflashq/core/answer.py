@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dflashq.core.markers import Markers
+from dflashq.core.ids import IdArray
+from dflashq.core.output import Output
 
 ToolCall = dict[str, Any]
 Schemas = dict[str, dict[str, Any]]
@@ -33,11 +34,8 @@ class AnswerParts:
 
 
 def split_answer(
-    output_ids: list[int],
-    decode: Callable[[list[int]], str],
-    markers: Markers,
-    *,
-    thinking: bool,
+    output: Output,
+    decode: Callable[[IdArray], str],
     tools: list[dict[str, Any]] | None = None,
 ) -> AnswerParts:
     """The parts of a turn, cut at the id of the first `</think>`; `decode` sees each part whole.
@@ -47,33 +45,21 @@ def split_answer(
     The closing end token is removed too. Thinking that never closed is all reasoning, and the
     content is empty. `tools` only gives the types of XML parameters; without it they are text.
     """
-    body = output_ids[:-1] if output_ids and output_ids[-1] in markers.end_ids else output_ids
-    thought, spoken, counted = _cut(body, markers, thinking)
-    reasoning = None if thought is None else _reasoning(thought, decode, markers)
-    text = decode(spoken) if spoken else ""
-    if thought is not None:
+    spoken = output.ids[output.answer]
+    text = decode(spoken) if len(spoken) else ""
+    if output.thinks:
         text = re.sub(r"\A\n{1,2}", "", text)
     content, calls = parse_tool_calls(text, tools)
-    return AnswerParts(reasoning, content, calls, counted)
+    if not output.thinks:
+        return AnswerParts(None, content, calls, 0)
+    return AnswerParts(_reasoning(output, decode), content, calls, output.reasoning_tokens)
 
 
-def _cut(
-    body: list[int], markers: Markers, thinking: bool
-) -> tuple[list[int] | None, list[int], int]:
-    """(thinking ids or None, answer ids, ids that count as reasoning)."""
-    if not thinking or markers.think_close is None:
-        return None, body, 0
-    try:
-        place = body.index(markers.think_close)
-    except ValueError:
-        return body, [], len(body)
-    return body[:place], body[place + 1 :], place + 1
-
-
-def _reasoning(ids: list[int], decode: Callable[[list[int]], str], markers: Markers) -> str:
-    opened = bool(ids) and ids[0] == markers.think_open
+def _reasoning(output: Output, decode: Callable[[IdArray], str]) -> str:
+    ids = output.ids[output.thought]
+    opened = len(ids) > 0 and ids[0] == output.markers.think_open
     ids = ids[1:] if opened else ids
-    text = decode(ids) if ids else ""
+    text = decode(ids) if len(ids) else ""
     return (text.removeprefix("\n") if opened else text).removesuffix("\n")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+from typing import NamedTuple
 
-from dflashq.core.markers import Markers
+import numpy as np
+
+from dflashq.core.ids import IdArray, Ids
+from dflashq.core.markers import CLOSE, END, OPEN, TEMPLATE, Markers
 from dflashq.core.model import Checks, Generation, Verdict
+from dflashq.core.output import Marks, Output
 
 REASONS = {
     "corrupt": "the ids are no answer of this model: forged stop, unknown id, wrong or inner end",
@@ -26,79 +28,32 @@ REASONS = {
 }
 
 OPENING = 8  # ids in which a chat template opens the assistant's turn, at most
+_REMAINDERS = 8192
 
 
-@dataclass(frozen=True)
-class Case:
-    """One generation seen by the rules: its ids cut into thinking, answer and end."""
+class Case(NamedTuple):
+    """One generation as the rules see it."""
 
     generation: Generation
+    output: Output
+    marks: Marks
     checks: Checks
     limit: int
-    markers: Markers
-    thinking: bool
 
     @property
-    def ids(self) -> list[int]:
+    def ids(self) -> Ids:
         return self.generation.output_ids
-
-    @cached_property
-    def body(self) -> list[int]:
-        """The ids without the end token that closes them."""
-        closed = self.ids and self.ids[-1] in self.markers.end_ids
-        return self.ids[:-1] if closed else self.ids
-
-    @cached_property
-    def distinct(self) -> frozenset[int]:
-        """The different ids of the body: most rules only ask whether some id is there at all."""
-        return frozenset(self.body)
-
-    @property
-    def thinks(self) -> bool:
-        """Thinking was asked for and the model knows how."""
-        return self.thinking and self.markers.think_close is not None
-
-    @cached_property
-    def boundary(self) -> int | None:
-        """Where `</think>` stands; None when it does not, or when no thinking was asked for."""
-        close = self.markers.think_close
-        if not self.thinks or close is None or close not in self.distinct:
-            return None
-        return self.body.index(close)
-
-    @cached_property
-    def thought(self) -> list[int]:
-        return self.body[: self.boundary] if self.thinks else []
-
-    @cached_property
-    def answer(self) -> list[int]:
-        """What follows the thinking; nothing when it never closed."""
-        if not self.thinks:
-            return self.body
-        return [] if self.boundary is None else self.body[self.boundary + 1 :]
-
-    def spoken(self, enough: int) -> int:
-        """How many ids of the answer are more than whitespace, counted up to `enough`."""
-        blank = self.markers.blank_ids
-        return sum(
-            1 for _ in islice((token for token in self.answer if token not in blank), enough)
-        )
 
 
 def judge(
-    generation: Generation,
-    *,
-    checks: Checks,
-    max_new_tokens: int,
-    markers: Markers,
-    thinking: bool,
+    generation: Generation, output: Output, *, checks: Checks, max_new_tokens: int
 ) -> Verdict:
     """accepted, or the first rule that the generation breaks, with its numbers in a sentence.
 
-    `max_new_tokens` is what this request asked for; `thinking` what its prompt was rendered with.
+    `output` is its own; `max_new_tokens` is what this request asked for.
     Pure: the same generation always gets the same verdict.
     """
-    case = Case(generation, checks, max_new_tokens, markers, thinking)
+    case = Case(generation, output, Marks(output), checks, max_new_tokens)
     for reason, rule in _RULES:
         detail = rule(case)
         if detail is not None:
@@ -116,32 +71,33 @@ def _forged_stop(case: Case) -> str | None:
 
 
 def _unknown_id(case: Case) -> str | None:
-    size = case.markers.vocab_size
-    if not case.distinct or (min(case.distinct) >= 0 and max(case.distinct) < size):
+    if case.marks.known:
         return None
+    size = case.output.markers.vocab_size
     place = next(n for n, token in enumerate(case.ids) if not 0 <= token < size)
     return f"id {case.ids[place]} at {place} of {len(case.ids)} is outside the vocabulary of {size}"
 
 
 def _wrong_end(case: Case) -> str | None:
     # Without any ids there is no last one to compare: that is `empty`.
-    if case.generation.finish_reason != "stop" or not case.ids:
+    if case.generation.finish_reason != "stop" or not len(case.ids):
         return None
     matched, last = case.generation.matched, case.ids[-1]
-    if matched not in case.markers.end_ids:
+    if matched not in case.output.markers.end_ids:
         return f"the engine stopped at {matched}, which is no end token"
     return None if last == matched else f"the last id is {last}, but the stop is {matched}"
 
 
 def _inner_end(case: Case) -> str | None:
-    if case.markers.end_ids.isdisjoint(case.distinct):
+    ends = case.marks.places(END)
+    if not ends:
         return None
-    place = next(n for n, token in enumerate(case.body) if token in case.markers.end_ids)
-    return f"end token {case.body[place]} at {place}, before the last of {len(case.ids)} ids"
+    token, length = case.ids[ends[0]], len(case.ids)
+    return f"end token {token} at {ends[0]}, before the last of {length} ids"
 
 
 def _empty(case: Case) -> str | None:
-    if all(token in case.markers.end_ids for token in case.ids):
+    if all(token in case.output.markers.end_ids for token in case.ids):
         return f"{len(case.ids)} ids, none of them but end tokens"
     return None
 
@@ -160,29 +116,33 @@ def _truncated(case: Case) -> str | None:
 
 
 def _looping(case: Case) -> str | None:
-    for name, part in (("thinking", case.thought), ("answer", case.answer)):
-        period = loop_period(part, case.checks)
-        if period:
-            times = _repeats(part, period)
+    output, known = case.output, case.checks
+    for name, part in (("thinking", output.thought), ("answer", output.answer)):
+        ids = output.ids[part]
+        if period := loop_period(ids, known):
+            times = _repeats(ids.tolist(), period)
             return f"the {name} ends in a piece of {period} ids repeated {times} times"
-        share = 1.0 if _varied(part, case.checks) else distinct_share(part, case.checks)
-        if share < case.checks.ngram_min_distinct:
+        share = 1.0 if _varied(ids, known) else distinct_share(ids.tolist(), known)
+        if share < known.ngram_min_distinct:
             return (
-                f"of the last {case.checks.ngram_window} ids of the {name} only {share:.0%} of "
-                f"the {case.checks.ngram}-grams are different"
+                f"of the last {known.ngram_window} ids of the {name} only {share:.0%} of "
+                f"the {known.ngram}-grams are different"
             )
     return None
 
 
-def _varied(ids: list[int], checks: Checks) -> bool:
+def _varied(ids: IdArray, checks: Checks) -> bool:
     """Whether the tail has n-grams enough that differ in their first id: then there are no fewer.
 
-    So nearly every text is told from a loop, for a tenth of the time.
+    So nearly every text is told from a loop, for a hundredth of the time. The ids are counted by
+    their remainders, of which there are no more than of the ids.
     """
     if len(ids) < checks.ngram_window:
         return True
     firsts = ids[-checks.ngram_window : 1 - checks.ngram or None]
-    return len(set(firsts)) >= checks.ngram_min_distinct * len(firsts)
+    seen = np.zeros(_REMAINDERS, np.bool_)
+    seen[firsts % _REMAINDERS] = True
+    return bool(np.count_nonzero(seen) >= checks.ngram_min_distinct * len(firsts))
 
 
 def distinct_share(ids: list[int], checks: Checks) -> float:
@@ -198,21 +158,20 @@ def distinct_share(ids: list[int], checks: Checks) -> float:
     return len(grams) / (len(tail) - size + 1)
 
 
-def loop_period(ids: list[int], checks: Checks) -> int:
+def loop_period(ids: IdArray, checks: Checks) -> int:
     """The shortest period in which the tail of `ids` repeats, 0 for none.
 
     The tail is `loop_window` ids or `loop_min_repeats` periods, whichever is longer.
     """
-    before = ids[-1 - checks.loop_max_period : -1]
-    before.reverse()
+    if len(ids) < checks.loop_window:
+        return 0
     # Most texts are told from a loop by one id: only where the last one stood before can one be.
-    for period in [n for n, token in enumerate(before, 1) if token == ids[-1]]:
+    before = ids[-1 - checks.loop_max_period : -1][::-1]
+    for place in (before == ids[-1]).nonzero()[0].tolist():
+        period = place + 1
         width = max(checks.loop_window, period * checks.loop_min_repeats)
-        if width > len(ids):
-            continue
-        tail = ids[-width:]
-        if tail[period:] == tail[:-period]:
-            return period
+        if width <= len(ids) and np.array_equal(ids[-width + period :], ids[-width:-period]):
+            return int(period)
     return 0
 
 
@@ -225,43 +184,42 @@ def _repeats(ids: list[int], period: int) -> int:
 
 
 def _bad_markup(case: Case) -> str | None:
-    markers, body = case.markers, case.body
-    if not markers.template_ids.isdisjoint(case.distinct):
-        strays = [token for token in body if token in markers.template_ids]
-        return f"{len(strays)} template tokens in the output, the first is {strays[0]}"
-    opens, closes = (
-        body.count(marker) if marker in case.distinct else 0
-        for marker in (markers.think_open, markers.think_close)
-    )
-    if closes > (1 if case.thinks else 0):
-        return f"{closes} </think>, thinking {'asked for' if case.thinks else 'not asked for'}"
-    may_open = case.thinks and not _opened(case.generation.prompt_ids, markers)
-    if opens and not (may_open and opens == 1 and body[0] == markers.think_open):
-        return f"{opens} <think>, which {'may only come first' if may_open else 'may not come'}"
+    output, marks = case.output, case.marks
+    if strays := marks.places(TEMPLATE):
+        return f"{len(strays)} template tokens in the output, the first is {case.ids[strays[0]]}"
+    opens, closes = marks.places(OPEN), len(marks.places(CLOSE))
+    if closes > (1 if output.thinks else 0):
+        return f"{closes} </think>, thinking {'asked for' if output.thinks else 'not asked for'}"
+    may_open = output.thinks and not _opened(case.generation.prompt_ids, output.markers)
+    if opens and not (may_open and opens == [0]):
+        may = "may only come first" if may_open else "may not come"
+        return f"{len(opens)} <think>, which {may}"
     return None
 
 
-def _opened(prompt: list[int], markers: Markers) -> bool:
+def _opened(prompt: Ids, markers: Markers) -> bool:
     """True when the prompt ends inside an open `<think>`, as the template of Qwen3.6 does."""
     # Only the opening of the turn counts: the user may have written `<think>` as well.
-    for token in reversed(prompt[-OPENING:]):
+    for token in prompt[: -OPENING - 1 : -1]:
         if token in (markers.think_open, markers.think_close):
             return token == markers.think_open
     return False
 
 
 def _no_answer(case: Case) -> str | None:
-    if case.thinks and case.boundary is None:
-        return f"thinking never closed in {len(case.body)} ids"
-    if case.spoken(1) == 0:
-        return f"{len(case.answer)} ids of answer, all whitespace, after {len(case.thought)} ids"
+    output = case.output
+    if output.thinks and output.boundary is None:
+        return f"thinking never closed in {output.end} ids"
+    if case.marks.spoken == 0:
+        said, thought = output.answer, output.thought
+        return f"{said.stop - said.start} ids of answer, all whitespace, after {thought.stop} ids"
     return None
 
 
 def _stub(case: Case) -> str | None:
     wanted = case.checks.min_answer_tokens
-    if (got := case.spoken(wanted)) < wanted:
-        return f"{got} ids of answer, at least {wanted} wanted"
+    if case.marks.spoken < wanted:
+        return f"{case.marks.spoken} ids of answer, at least {wanted} wanted"
     return None
 
 

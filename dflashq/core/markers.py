@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+# Kinds of ids, as bits; an id may be of several.
+END, OPEN, CLOSE, TEMPLATE, BLANK = 1, 2, 4, 8, 16
+MARKED = END | OPEN | CLOSE | TEMPLATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +39,21 @@ _BLANK = frozenset("ĠĊĉč▁ \n\t\r")
 def blank_ids(vocabulary: Mapping[str, int]) -> frozenset[int]:
     """The ids of `vocabulary` (token spelling to id) that are nothing but whitespace."""
     return frozenset(i for token, i in vocabulary.items() if token and _BLANK.issuperset(token))
+
+
+@lru_cache(maxsize=8)
+def kinds_of(markers: Markers) -> npt.NDArray[np.uint8]:
+    """The kinds of every id of the vocabulary, and a 0 behind the last one. Read only."""
+    thinks = {OPEN: markers.think_open, CLOSE: markers.think_close}
+    named: dict[int, frozenset[int]] = {
+        END: markers.end_ids,
+        TEMPLATE: markers.template_ids,
+        BLANK: markers.blank_ids,
+        **{kind: frozenset({token}) for kind, token in thinks.items() if token is not None},
+    }
+    size = max(markers.vocab_size, *(max(ids, default=0) + 1 for ids in named.values()))
+    kinds = np.zeros(size + 1, np.uint8)
+    for kind, ids in named.items():
+        kinds[list(ids)] |= kind
+    kinds.setflags(write=False)
+    return kinds

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 Labels = tuple[str, ...]
@@ -39,11 +40,15 @@ class Counter:
     _counts: dict[Labels, float] = field(default_factory=dict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.labels)
+
     def add(self, amount: float = 1, **labels: str) -> None:
         """Count; ValueError for labels other than the declared ones. Does not block."""
-        if set(labels) != set(self.labels):
+        if labels.keys() != self._names:
             raise ValueError(f"{self.name} has the labels {self.labels}, not {tuple(labels)}")
-        values = tuple(labels[name] for name in self.labels)
+        values = tuple(map(labels.__getitem__, self.labels))
         with self._lock:
             self._counts[values] = self._counts.get(values, 0) + amount
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from dflashq.core.ids import IdArray, Ids, compact, id_array
 
 Message = dict[str, Any]
 
@@ -129,6 +131,12 @@ class Prompt:
         return cls(**row)
 
     @property
+    def opening(self) -> list[Message]:
+        """The messages up to the first user turn."""
+        first = next((n for n, m in enumerate(self.messages) if m["role"] == "user"), -1)
+        return self.messages[: first + 1]
+
+    @property
     def turns(self) -> int:
         """How many assistant turns this prompt asks for."""
         return sum(1 for m in self.messages if m["role"] == "user")
@@ -141,16 +149,28 @@ class Generation:
     `finish_reason` is the engine's type (stop, length, abort); `matched` the stop it names: the
     id of an end token, a string for a stop that was not asked for, or None. `engine` is the id of
     the engine record that says which server gave it, `at` when (seconds since 1970).
+
+    The ids come from the engine as lists; with their origin, and from what was kept, as arrays.
     """
 
-    prompt_ids: list[int]
-    output_ids: list[int]
+    prompt_ids: Ids
+    output_ids: Ids
     finish_reason: str
     matched: int | str | None = None
     spec_accept_length: float | None = None
     latency_s: float | None = None
     engine: str = ""
     at: float = 0.0
+
+    @property
+    def output_array(self) -> IdArray:
+        """`output_ids` as an array."""
+        return id_array(self.output_ids)
+
+    def made_by(self, engine: str, at: float) -> Generation:
+        """The same with its origin, and its ids as arrays: hundreds wait to be kept."""
+        prompt, output = compact(self.prompt_ids), compact(self.output_ids)
+        return replace(self, prompt_ids=prompt, output_ids=output, engine=engine, at=at)
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

@@ -8,6 +8,7 @@ number 0 (-1 for an id).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from dflashq.core.answer import AnswerParts
@@ -22,6 +23,16 @@ def assistant_message(parts: AnswerParts) -> Message:
     if parts.tool_calls:
         message["tool_calls"] = parts.tool_calls
     return message
+
+
+def conversation(prompt: Prompt, answers: Iterable[AnswerParts]) -> list[Message]:
+    """The prompt's messages, each user turn followed by its answer as far as there are answers."""
+    messages, said = [], iter(answers)
+    for message in prompt.messages:
+        messages.append(message)
+        if message["role"] == "user" and (parts := next(said, None)) is not None:
+            messages.append(assistant_message(parts))
+    return messages
 
 
 def generation_row(generation: Generation) -> dict[str, Any]:

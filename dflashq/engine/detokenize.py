@@ -9,6 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from dflashq.core.ids import IdArray
+
 _PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))
 
 
@@ -29,19 +34,27 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._table = self._checked_table()
+        # The bytes of every id, None for one without a token.
+        self._table: npt.NDArray[np.object_] = np.empty(0, np.object_)
+        self._fill(self._checked_table())
+
+    def _fill(self, table: dict[int, bytes]) -> None:
+        self._table = np.full(max(table, default=-1) + 1, None, np.object_)
+        for number, spelled in table.items():
+            self._table[number] = spelled
 
     @property
     def has_table(self) -> bool:
         """Whether the tokenizer is byte-level and the table stood the comparison."""
-        return bool(self._table)
+        return len(self._table) > 0
 
-    def __call__(self, ids: list[int]) -> str:
+    def __call__(self, ids: IdArray) -> str:
         """The text of `ids`; what is no UTF-8 becomes U+FFFD."""
         try:
-            return b"".join(map(self._table.__getitem__, ids)).decode("utf-8", "replace")
-        except KeyError:  # no table, or an id without a token: the tokenizer knows
-            return self._slowly(ids)
+            pieces = self._table.take(ids).tolist() if len(ids) else []
+            return b"".join(pieces).decode("utf-8", "replace")
+        except (IndexError, TypeError):  # no table, or an id without a token: the tokenizer knows
+            return self._slowly(ids.tolist())
 
     def _slowly(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)

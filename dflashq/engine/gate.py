@@ -53,16 +53,12 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def slot(self, order: float, *, alone: bool = False) -> AsyncIterator[None]:
-        """Hold one slot. Waits for it; equal orders are served as they came.
-
-        `alone`: nothing else is in flight meanwhile; once it is the next to be admitted, the
-        others wait for it. A cancelled waiter takes nothing with it. O(log n) in the waiters.
-        """
-        await self._enter(order, alone)
+        """Hold one slot meanwhile; see `enter`."""
+        await self.enter(order, alone=alone)
         try:
             yield
         finally:
-            self._leave()
+            self.leave()
 
     async def idle(self) -> None:
         """Wait until nothing is in flight; on an open gate that may be for a moment only."""
@@ -97,7 +93,12 @@ class Gate:
             if not self._loop.is_closed():
                 raise
 
-    async def _enter(self, order: float, alone: bool) -> None:
+    async def enter(self, order: float, *, alone: bool = False) -> None:
+        """Take one slot, to be given back by `leave`. Waits; equal orders are served as they came.
+
+        `alone`: nothing else is in flight meanwhile; once it is the next to be admitted, the
+        others wait for it. A cancelled waiter takes nothing with it. O(log n) in the waiters.
+        """
         admitted: asyncio.Future[None] = self._loop.create_future()
         heapq.heappush(self._waiters, (order, next(self._arrivals), admitted, alone))
         self._waiting += 1
@@ -111,7 +112,7 @@ class Gate:
     def _give_up(self, admitted: asyncio.Future[None]) -> None:
         if admitted.done() and not admitted.cancelled():
             # Admitted in the very turn of the loop in which it was cancelled.
-            self._leave()
+            self.leave()
             return
         admitted.cancel()
         self._waiting -= 1
@@ -124,7 +125,8 @@ class Gate:
         self._alone = alone
         self._idle.clear()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Give back a slot: the next one is admitted."""
         self._in_flight -= 1
         if not self._in_flight:
             self._alone = False

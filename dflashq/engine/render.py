@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dflashq.core.errors import ConfigError, EngineRefusedError
+from dflashq.core.ids import Ids, id_array
 from dflashq.core.markers import Markers, blank_ids
 from dflashq.core.model import Message, canonical_json
 from dflashq.engine.detokenize import Detokenizer
@@ -60,10 +61,10 @@ class Renderer:
             ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
         return ids
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of `ids`, special tokens included."""
         with self._lock:
-            return self._detokenizer(ids)
+            return self._detokenizer(id_array(ids))
 
     def load(self) -> None:
         """Load the tokenizer and all that is derived from it now. Blocks for seconds."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,3 +21,13 @@ class Conversation:
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     thinking: bool
+
+
+def request_ids() -> Iterator[str]:
+    """Ids for requests, without end: all of one length, and no other series has them.
+
+    Random once and counted from then on: asking the system for random bytes gives up the
+    interpreter each time, which costs a busy loop more than a request does.
+    """
+    series = secrets.token_hex(8)
+    return (f"dfq-{series}{number:016x}" for number in itertools.count())

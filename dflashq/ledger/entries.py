@@ -4,17 +4,64 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import orjson
+
 from dflashq.core import codec
+from dflashq.core.ids import NO_ID, id_array
 from dflashq.core.model import Generation, Verdict
 from dflashq.ledger.records import Kept
 
 KeptEntry = tuple[str, bytes]
+_IDS = ("prompt_ids", "output_ids")
+_LONG = 500
+
+
+def generation_field(index: int, slot: int) -> str:
+    """Where a generation is kept; `core.model.slot` numbers a turn and its retries."""
+    return f"{index}:{slot}"
 
 
 def generation_entry(index: int, slot: int, generation: Generation) -> KeptEntry:
-    """A generation as `keep` stores it; `core.model.slot` numbers a turn and its retries."""
-    line = codec.encode_generated(generation.to_json())
-    return f"{index}:{slot}", codec.compress(line, codec.BRISK)
+    """A generation as `keep` stores it."""
+    return generation_field(index, slot), encode_generation(generation)
+
+
+def encode_generation(generation: Generation) -> bytes:
+    """The payload of a generation's entry."""
+    return codec.compress(_packed(generation), codec.BRISK)
+
+
+def read_generation(payload: bytes) -> Generation:
+    """The generation of an entry, its ids as arrays; ValueError when it is damaged."""
+    line, _, rest = codec.decompress(payload).partition(b"\n")
+    row = orjson.loads(line)
+    if isinstance(row["output_ids"], list):
+        return Generation.from_json(row)
+    ids = np.ascontiguousarray(np.frombuffer(rest, np.uint8).reshape(4, -1).T).view("<u4").ravel()
+    prompt, output = (row[name] for name in _IDS)
+    if len(ids) != prompt + output:
+        raise ValueError(f"{len(ids)} ids are kept where {prompt} + {output} should be")
+    return Generation.from_json(row | {"prompt_ids": ids[:prompt], "output_ids": ids[prompt:]})
+
+
+def _packed(generation: Generation) -> bytes:
+    """A JSON line with the numbers of ids in the place of the ids, and those behind it.
+
+    First the lowest bytes of all, then the second ones, and so on: that compresses as well as JSON
+    does, in a third of the time. Short outputs stay JSON, and what is no id at all (it will be
+    judged corrupt).
+    """
+    row = generation.to_json()
+    if len(generation.output_ids) < _LONG:
+        return codec.encode_generated(row)
+    ids = np.concatenate([id_array(generation.prompt_ids), generation.output_array])
+    if NO_ID in ids:
+        return codec.encode_generated(row)
+    for name in _IDS:
+        row[name] = len(row[name])
+    columns = ids.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4).T
+    return codec.encode_generated(row) + columns.tobytes()
 
 
 def verdict_entry(index: int, verdict: Verdict) -> KeptEntry:
@@ -39,9 +86,8 @@ def decode_kept(raw: dict[bytes, bytes]) -> Kept:
         if part.startswith("s"):
             kept.strikes[int(index)] = max(kept.strikes.get(int(index), 0), int(part[1:]))
             continue
-        row = json.loads(codec.decompress(payload))
         if part == "v":
-            kept.verdicts[int(index)] = Verdict(**row)
+            kept.verdicts[int(index)] = Verdict(**json.loads(codec.decompress(payload)))
         else:
-            kept.generations[int(index), int(part)] = Generation.from_json(row)
+            kept.generations[int(index), int(part)] = read_generation(payload)
     return kept

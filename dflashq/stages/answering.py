@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from dflashq.core import checks, codec
+from dflashq.core import checks
 from dflashq.core.answer import split_answer
 from dflashq.core.errors import (
     EngineDownError,
@@ -20,9 +18,12 @@ from dflashq.core.errors import (
     EngineRefusedError,
     EngineTransientError,
 )
-from dflashq.core.model import Generation, Message, Prompt, RunSpec, Sampling, Verdict, slot
-from dflashq.core.sample import assistant_message, rejected_row, sample_row
+from dflashq.core.ids import IdArray, id_array
+from dflashq.core.model import Checks, Generation, Message, Prompt, RunSpec, Sampling, Verdict, slot
+from dflashq.core.output import Output
+from dflashq.core.sample import assistant_message
 from dflashq.engine.client import Conversation
+from dflashq.engine.turn import request_ids
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.settled import Settled, short_outputs
 from dflashq.stages.station import Station
@@ -53,12 +54,21 @@ class PoisonError(EngineRefusedError):
     reason = "engine_crash"
 
 
+class Drawn(NamedTuple):
+    """One turn as it came from the engine, cut into its parts and judged; kept as `slot`."""
+
+    slot: int
+    generation: Generation
+    output: Output
+    verdict: Verdict
+
+
 @dataclass(slots=True)
 class Answering:
     """Answers the prompts of one attempt on one engine.
 
     `keep(index, slot, generation)` and `reject(index, verdict)` store what is finished; neither
-    blocks.
+    blocks. `openings` are prompts as their first turn asks them, by index, where already rendered.
     """
 
     station: Station
@@ -67,6 +77,8 @@ class Answering:
     strikes: Strikes
     keep: Callable[[int, int, Generation], None]
     reject: Callable[[int, Verdict], None]
+    openings: dict[int, IdArray] = field(default_factory=dict)
+    rids: Iterator[str] = field(default_factory=request_ids)
 
     async def settle(
         self, prompt: Prompt, kept: dict[int, Generation], verdict: Verdict | None
@@ -76,35 +88,30 @@ class Answering:
         EngineError when the engine kept failing on it; whatever was finished is kept.
         """
         history: list[Message] = []
-        generations: list[Generation] = []
+        drawn: list[Drawn] = []
         retries: list[dict[str, Any]] = []
-        reasoning = 0
         for message in prompt.messages:
             history.append(message)
-            turn = len(generations)
+            turn = len(drawn)
             if message["role"] != "user" or (turn not in kept and _rejected(verdict)):
                 continue
             try:
-                generation, found = await self._climb(prompt, history, kept, retries, turn)
+                one = await self._climb(prompt, history, kept, retries, turn)
             except EngineRefusedError as exc:
                 verdict = Verdict(exc.reason, str(exc))
                 self.reject(prompt.index, verdict)
                 continue
-            generations.append(generation)
-            if _rejected(verdict):
-                continue
-            verdict = found
-            parts = split_answer(
-                generation.output_ids,
-                self.station.renderer.decode,
-                self.station.markers,
-                thinking=self.spec.thinking,
-                tools=prompt.tools,
-            )
-            reasoning += parts.reasoning_tokens
-            history.append(assistant_message(parts))
-        row = sample_row(prompt, history, generations, reasoning, self.attempt.number, retries)
-        return self._settled(row, generations, verdict or Verdict())
+            drawn.append(one)
+            verdict = verdict if _rejected(verdict) else one.verdict
+            if len(drawn) < prompt.turns:
+                history.append(self._said(one, prompt))
+        return self._settled(prompt, drawn, verdict or Verdict(), retries)
+
+    def _said(self, one: Drawn, prompt: Prompt) -> Message:
+        """An answer as a message, for the turn after it."""
+        return assistant_message(
+            split_answer(one.output, self.station.renderer.decode, prompt.tools)
+        )
 
     async def _climb(
         self,
@@ -113,7 +120,7 @@ class Answering:
         kept: dict[int, Generation],
         retries: list[dict[str, Any]],
         turn: int,
-    ) -> tuple[Generation, Verdict]:
+    ) -> Drawn:
         """One turn with its verdict; drawn again for each rung that the verdict asks for."""
         for rung in range(len(self.spec.ladder) + 1):
             sampling = self.spec.sampling_at(rung)
@@ -127,9 +134,10 @@ class Answering:
                     raise
                 retries.append({"turn": turn, "reason": exc.reason, "detail": str(exc)})
                 continue
-            verdict = self._judge(generation, sampling)
+            drawn = self._judge(slot(turn, rung), generation, sampling)
+            verdict = drawn.verdict
             if not self._retried(verdict.reason, rung):
-                return generation, verdict
+                return drawn
             retries.append({"turn": turn, "reason": verdict.reason, "detail": verdict.detail})
         raise EngineError(f"prompt {prompt.index}: the ladder of run {self._batch} has no end")
 
@@ -138,14 +146,12 @@ class Answering:
         ladder = self.spec.ladder
         return rung < len(ladder) and reason in ladder[rung].reasons
 
-    def _judge(self, generation: Generation, sampling: Sampling) -> Verdict:
-        return checks.judge(
-            generation,
-            checks=self.spec.checks,
-            max_new_tokens=sampling.max_new_tokens,
-            markers=self.station.markers,
-            thinking=self.spec.thinking,
+    def _judge(self, number: int, generation: Generation, sampling: Sampling) -> Drawn:
+        output = Output(generation.output_array, self.station.markers, thinking=self.spec.thinking)
+        verdict = checks.judge(
+            generation, output, checks=self.spec.checks, max_new_tokens=sampling.max_new_tokens
         )
+        return Drawn(number, generation, output, verdict)
 
     async def _generate(
         self, prompt: Prompt, history: list[Message], sampling: Sampling
@@ -189,32 +195,33 @@ class Answering:
         return f"{self.attempt.lease.run}/{self.attempt.lease.batch}"
 
     async def _ask(self, prompt: Prompt, history: list[Message], sampling: Sampling) -> Generation:
-        alone = self.strikes.alone(prompt.index)
-        async with self.station.admitted(self.attempt, alone=alone), self._holding_through_death():
-            ids = self.station.renderer.render(history, prompt.tools, thinking=self.spec.thinking)
+        station = self.station
+        await station.admit(self.attempt, alone=self.strikes.alone(prompt.index))
+        try:
+            ids = self._rendered(prompt, history)
             self._refuse_too_long(len(ids), sampling.max_new_tokens)
-            engine_id = self.station.engine_id
-            generation = await self.station.client.generate(
-                ids,
-                sampling,
-                f"dfq-{secrets.token_hex(16)}",
-                self.station.markers.end_ids,
+            engine_id = station.engine_id
+            generation = await station.client.generate(
+                *(ids, sampling, next(self.rids), station.markers.end_ids),
                 Conversation(list(history), prompt.tools, self.spec.thinking),
                 self._watch,
             )
-        self.station.output_tokens += len(generation.output_ids)
-        return replace(generation, engine=engine_id, at=round(time.time(), 3))
-
-    @contextlib.asynccontextmanager
-    async def _holding_through_death(self) -> AsyncIterator[None]:
-        """Keep the slot until a death is seen: whoever came next would meet the same dead engine,
-        alone with it, and be blamed. Without a death nobody is (`delivered` becomes False).
-        """
-        try:
-            yield
         except EngineDownError as exc:
-            exc.delivered = exc.delivered and await self.station.saw_death()
+            # Keep the slot until a death is seen: whoever came next would meet the same dead
+            # engine, alone with it, and be blamed. Without a death nobody is.
+            exc.delivered = exc.delivered and await station.saw_death()
             raise
+        finally:
+            station.gate.leave()
+        station.output_tokens += len(generation.output_ids)
+        return generation.made_by(engine_id, round(time.time(), 3))
+
+    def _rendered(self, prompt: Prompt, history: list[Message]) -> list[int]:
+        opening = self.openings.pop(prompt.index, None)
+        if opening is not None:
+            ids: list[int] = opening.tolist()
+            return ids
+        return self.station.renderer.render(history, prompt.tools, thinking=self.spec.thinking)
 
     def _watch(self, ids: list[int]) -> None:
         """LoopingError for a generation under way that has long been looping.
@@ -222,18 +229,24 @@ class Answering:
         Stricter than the verdict on a finished one: a table or a drawing repeats itself for a
         while, and then goes on.
         """
+        strict = self.strict
+        reach = max(strict.loop_window, strict.loop_max_period * strict.loop_min_repeats)
+        if period := checks.loop_period(id_array(ids[-reach:]), strict):
+            raise LoopingError(
+                f"ended after {len(ids)} ids: the last {strict.loop_window} and more repeat a "
+                f"piece of {period}"
+            )
+
+    @property
+    def strict(self) -> Checks:
+        """The thresholds for a generation under way."""
         known = self.spec.checks
-        strict = known.model_copy(
+        return known.model_copy(
             update={
                 "loop_window": EARLY * known.loop_window,
                 "loop_min_repeats": EARLY * known.loop_min_repeats,
             }
         )
-        if period := checks.loop_period(ids, strict):
-            raise LoopingError(
-                f"ended after {len(ids)} ids: the last {strict.loop_window} and more repeat a "
-                f"piece of {period}"
-            )
 
     def _refuse_too_long(self, prompt_tokens: int, wanted: int) -> None:
         limit = self.station.context_length
@@ -244,18 +257,18 @@ class Answering:
             )
 
     def _settled(
-        self, row: dict[str, Any], generations: list[Generation], verdict: Verdict
+        self, prompt: Prompt, drawn: list[Drawn], verdict: Verdict, retries: list[dict[str, Any]]
     ) -> Settled:
+        generations = [one.generation for one in drawn]
         counts = {
-            "generations": len(generations),
-            "prompt_tokens": row["usage"]["prompt_tokens"],
-            "output_tokens": row["usage"]["completion_tokens"],
-            "reasoning_tokens": row["usage"]["reasoning_tokens"],
+            "generations": len(drawn),
+            "prompt_tokens": sum(len(one.prompt_ids) for one in generations),
+            "output_tokens": sum(len(one.output_ids) for one in generations),
+            "reasoning_tokens": sum(one.output.reasoning_tokens for one in drawn),
         }
-        if not verdict.accepted:
-            row = rejected_row(row, verdict)
         outputs = short_outputs(generations, self.spec.checks) if self.thinks else ()
-        return Settled(row["index"], verdict.reason, codec.encode_generated(row), counts, outputs)
+        slots = tuple(one.slot for one in drawn)
+        return Settled(prompt.index, verdict, counts, slots, outputs, tuple(retries))
 
     @property
     def thinks(self) -> bool:

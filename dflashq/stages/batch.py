@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from dflashq.blobs import commits, runs
 from dflashq.blobs.s3 import Blobs
-from dflashq.core.errors import EngineError
+from dflashq.core.errors import EngineError, EngineRefusedError
 from dflashq.core.guard import Judged
+from dflashq.core.ids import IdArray, id_array
 from dflashq.core.model import Generation, ObjectRef, Prompt, RunRecord, Verdict
 from dflashq.ledger import Kept, Ledger
-from dflashq.ledger.entries import KeptEntry, generation_entry, verdict_entry
+from dflashq.ledger.entries import generation_field, verdict_entry
 from dflashq.stages.answering import Answering
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.breaker import Breaker
 from dflashq.stages.commit import Committer
+from dflashq.stages.composing import Composer
 from dflashq.stages.counting import count_generation, count_settled, is_new, note_rejected
 from dflashq.stages.records import Records
 from dflashq.stages.salvage import Salvage
@@ -77,7 +80,12 @@ class BatchWork:
         kept = attempt.patiently(lambda: self._ledger.kept(lease), "reading kept work")
         attempt.entries.update(kept.entries)
         settled = self._settle(record, prompts, kept)
-        return committer.commit(self._final(settled, record))
+        composer = Composer(
+            *(self._station.renderer, record.spec, attempt.number),
+            {prompt.index: prompt for prompt in prompts},
+            attempt.entries,
+        )
+        return committer.commit(self._final(settled, record), composer.line)
 
     def _final(self, settled: list[Settled], record: RunRecord) -> list[Settled]:
         """The verdicts after a look at the whole batch."""
@@ -94,7 +102,8 @@ class BatchWork:
             *(record.name, attempt.lease.batch, attempt.lease.fence, attempt.number),
             *(len(prompts), len(kept.generations)),
         )
-        settled = station.loop.run(self._cancellable(record, prompts, kept))
+        openings = self._openings(record, prompts, kept)
+        settled = station.loop.run(self._cancellable(record, prompts, kept, openings))
         if settled is None:
             attempt.check()
             raise EngineError("the generations of this attempt were cancelled from outside")
@@ -105,23 +114,53 @@ class BatchWork:
             )
         return settled
 
+    def _openings(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> dict[int, IdArray]:
+        """The first turns that are still to be asked, rendered in one go.
+
+        One after another they cost a third of what they do each at its time, between answers.
+        """
+        begun = {index for index, _ in kept.generations}.union(kept.verdicts)
+        openings = {}
+        for prompt in prompts:
+            self._attempt.check()
+            if prompt.index in begun:
+                continue
+            with contextlib.suppress(EngineRefusedError):  # it will be refused when it is asked
+                openings[prompt.index] = id_array(
+                    self._station.renderer.render(
+                        prompt.opening, prompt.tools, thinking=record.spec.thinking
+                    )
+                )
+        return openings
+
     async def _cancellable(
-        self, record: RunRecord, prompts: list[Prompt], kept: Kept
+        self,
+        record: RunRecord,
+        prompts: list[Prompt],
+        kept: Kept,
+        openings: dict[int, IdArray],
     ) -> list[Settled] | None:
         """None when the attempt was stopped, after everything has unwound."""
         loop = asyncio.get_running_loop()
-        work = loop.create_task(self._answer(record, prompts, kept))
+        work = loop.create_task(self._answer(record, prompts, kept, openings))
         self._attempt.on_stop(lambda: loop.call_soon_threadsafe(work.cancel))
         try:
             return await work
         except asyncio.CancelledError:
             return None
 
-    async def _answer(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> list[Settled]:
+    async def _answer(
+        self,
+        record: RunRecord,
+        prompts: list[Prompt],
+        kept: Kept,
+        openings: dict[int, IdArray],
+    ) -> list[Settled]:
         """All prompts of the batch at once; the gate decides how many are in flight."""
         strikes = Strikes(kept.strikes, self._keep_entry)
         answering = Answering(
-            self._station, self._attempt, record.spec, strikes, self._keep, self._keep_verdict
+            *(self._station, self._attempt, record.spec, strikes),
+            *(self._keep, self._keep_verdict, openings),
         )
         turns: dict[int, dict[int, Generation]] = {}
         for (index, turn), generation in kept.generations.items():
@@ -163,10 +202,10 @@ class BatchWork:
 
     def _keep(self, index: int, slot: int, generation: Generation) -> None:
         count_generation(self._attempt.lease.run, generation)
-        self._keep_entry(generation_entry(index, slot, generation))
+        self._keep_entry(generation_field(index, slot), generation)
 
     def _keep_verdict(self, index: int, verdict: Verdict) -> None:
-        self._keep_entry(verdict_entry(index, verdict))
+        self._keep_entry(*verdict_entry(index, verdict))
 
-    def _keep_entry(self, entry: KeptEntry) -> None:
-        self._station.keeping.add(self._attempt, entry)
+    def _keep_entry(self, field: str, payload: bytes | Generation) -> None:
+        self._station.keeping.add(self._attempt, field, payload)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from statistics import median, quantiles
 from dflashq.core.errors import EngineError, EngineRefusedError, EngineTransientError
 from dflashq.core.model import Generation, Sampling
 from dflashq.engine.sglang import SGLangClient
+from dflashq.engine.turn import request_ids
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class _Tally:
     """What is under way in one level."""
 
     left: Iterator[list[int]]
+    rids: Iterator[str] = field(default_factory=request_ids)
     done: list[Generation] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     refused: int = 0
@@ -126,8 +127,7 @@ async def _ask_all(
     for ids in tally.left:
         began = time.monotonic()
         try:
-            rid = f"dfq-{secrets.token_hex(16)}"
-            tally.done.append(await client.generate(ids, sampling, rid, end_ids))
+            tally.done.append(await client.generate(ids, sampling, next(tally.rids), end_ids))
         except (EngineRefusedError, EngineTransientError) as exc:
             log.warning("not counted: %s", exc)
             tally.refused += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dflashq.blobs.commits import Commit, read_commit, write_commit
 from dflashq.blobs.s3 import Blobs
@@ -46,12 +46,17 @@ class Committer:
         self._ledger, self._blobs, self._attempt = ledger, blobs, attempt
         self._fingerprint, self._superseded = fingerprint, superseded
 
-    def commit(self, settled: list[Settled]) -> ObjectRef:
-        """Upload and complete; whoever committed first, the object on S3 is what counts."""
+    def commit(self, settled: list[Settled], line: Callable[[Settled], bytes]) -> ObjectRef:
+        """Upload and complete; whoever committed first, the object on S3 is what counts.
+
+        `line` gives the encoded row of a prompt.
+        """
         lease = self._attempt.lease
         rows = sorted(settled, key=lambda one: one.index)
-        accepted = codec.compress(b"".join(one.line for one in rows if one.reason is None))
-        rejected = b"".join(one.line for one in rows if one.reason is not None)
+        good = [one for one in rows if one.verdict.accepted]
+        bad = [one for one in rows if not one.verdict.accepted]
+        accepted = codec.compress_all(map(line, good), codec.BRISK)
+        rejected = codec.compress_all(map(line, bad), codec.BRISK) if bad else None
         ref = self._attempt.patiently(
             lambda: write_commit(
                 self._blobs,
@@ -59,7 +64,7 @@ class Committer:
                 lease.batch,
                 self._fingerprint,
                 accepted,
-                codec.compress(rejected) if rejected else None,
+                rejected,
                 counts_of(rows),
             ),
             "uploading",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 from dflashq.core import metrics
@@ -44,5 +43,5 @@ def note_rejected(lease: Lease, settled: Settled) -> None:
     _rejections.info(
         "rejected: run=%s batch=%s index=%d reason=%s detail=%s",
         *(lease.run, lease.batch, settled.index, settled.reason),
-        json.loads(settled.line).get("detail", ""),
+        settled.verdict.detail,
     )

@@ -8,8 +8,8 @@ from collections import deque
 
 from dflashq.core import metrics
 from dflashq.core.errors import LeaseLostError, LedgerError
+from dflashq.core.model import Generation
 from dflashq.ledger import Ledger
-from dflashq.ledger.entries import KeptEntry
 from dflashq.stages.attempt import Attempt
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Keeping:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._waiting: dict[Attempt, deque[KeptEntry]] = {}
+        self._waiting: dict[Attempt, deque[str]] = {}
         self._beginning: set[Attempt] = set()
         self._change = threading.Condition()
         self._hurry = threading.Event()
@@ -41,14 +41,14 @@ class Keeping:
         self._thread = threading.Thread(target=self._write, name="keeping", daemon=True)
         self._thread.start()
 
-    def add(self, attempt: Attempt, entry: KeptEntry) -> None:
-        """Queue one finished generation or verdict. Does not block."""
+    def add(self, attempt: Attempt, field: str, payload: bytes | Generation) -> None:
+        """Queue one finished generation, or what else is to be kept. Does not block."""
         with self._change:
-            attempt.entries[entry[0]] = entry[1]
+            attempt.entries[field] = payload
             if not self._waiting:
                 self._change.notify_all()
             queue = self._waiting.setdefault(attempt, deque())
-            queue.append(entry)
+            queue.append(field)
             if len(queue) >= PER_CALL:
                 self._hurry.set()
 
@@ -100,11 +100,11 @@ class Keeping:
                 if not self._running:
                     return
                 self._hurry.clear()
-                rounds = [(a, list(q)[:PER_CALL]) for a, q in self._waiting.items()]
+                rounds = [(a, list(q)) for a, q in self._waiting.items()]
                 beginning = list(self._beginning)
             # Every attempt gets its turn; only when none could write is there reason to wait.
             written = [self._begin(attempt) for attempt in beginning]
-            written += [self._keep(attempt, entries) for attempt, entries in rounds]
+            written += [self._keep(attempt, fields) for attempt, fields in rounds]
             if written and not any(written):
                 with self._change:
                     self._change.wait_for(lambda: not self._running, RETRY_S)
@@ -124,8 +124,10 @@ class Keeping:
             self._beginning.discard(attempt)
         return True
 
-    def _keep(self, attempt: Attempt, entries: list[KeptEntry]) -> bool:
+    def _keep(self, attempt: Attempt, fields: list[str]) -> bool:
         """One round trip; True when it got somewhere."""
+        # All of them: those that a full Redis keeps waiting take less memory so.
+        entries = [(field, attempt.encoded(field)) for field in fields][:PER_CALL]
         try:
             kept = self._ledger.keep(attempt.lease, entries)
         except LeaseLostError:

@@ -23,7 +23,7 @@ class Salvage:
         key = (attempt.lease.run, attempt.lease.batch)
         with self._lock:
             held = self._held.setdefault(key, {})
-            held.update(attempt.entries)
+            held.update({field: attempt.encoded(field) for field in list(attempt.entries)})
             return len(held)
 
     def batches(self) -> list[tuple[str, str]]:

@@ -1,29 +1,34 @@
-"""Settled prompts: encoded rows with their verdicts, and the rule that looks at a whole batch."""
+"""Settled prompts: their verdicts, and the rule that looks at a whole batch."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dflashq.core import codec
 from dflashq.core.model import Checks, Generation, Verdict
-from dflashq.core.sample import rejected_row
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A prompt that has its verdict: the encoded row and what it counts.
+    """A prompt that has its verdict, and what it counts.
 
-    The row is kept encoded: a batch of long answers as Python integers would fill the memory.
-    `outputs` are the short generations, whole, to be compared with those of other prompts.
+    `slots` say where its generations are kept, in the order of its turns: nothing else of a long
+    answer stays in memory. `outputs` are the short ones, whole, to be compared with those of other
+    prompts; `retries` the draws that the ladder threw away.
     """
 
     index: int
-    reason: str | None
-    line: bytes = field(repr=False)
+    verdict: Verdict
     counts: dict[str, int]
+    slots: tuple[int, ...] = ()
     outputs: tuple[tuple[int, ...], ...] = ()
+    retries: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why it was rejected; None when it was accepted."""
+        return self.verdict.reason
 
 
 def short_outputs(generations: list[Generation], checks: Checks) -> tuple[tuple[int, ...], ...]:
@@ -31,7 +36,7 @@ def short_outputs(generations: list[Generation], checks: Checks) -> tuple[tuple[
     if not checks.repeat_min:
         return ()
     return tuple(
-        tuple(generation.output_ids)
+        tuple(generation.output_array.tolist())
         for generation in generations
         if len(generation.output_ids) <= checks.repeat_max_tokens
     )
@@ -56,5 +61,4 @@ def _judged_again(one: Settled, prompts_with: Counter[tuple[int, ...]], checks: 
         f"{most} prompts of this batch got the same output of at most "
         f"{checks.repeat_max_tokens} ids, to the letter",
     )
-    row = rejected_row(json.loads(one.line), verdict)
-    return replace(one, reason=verdict.reason, line=codec.encode_generated(row))
+    return replace(one, verdict=verdict)

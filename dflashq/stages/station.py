@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -165,9 +164,10 @@ class Station:
             return False
         return True
 
-    @contextlib.asynccontextmanager
-    async def admitted(self, attempt: Attempt, *, alone: bool = False) -> AsyncIterator[None]:
-        """One slot of the engine: oldest batch first, and only that while kept work is full.
+    async def admit(self, attempt: Attempt, *, alone: bool = False) -> None:
+        """Wait for a slot of the engine, to be given back by `gate.leave`.
+
+        The oldest batch comes first, and nothing else while kept work is full.
 
         Nothing is begun under a lease that may have run out (`proven`): it waits for the heartbeat.
         A prompt that must run alone waits for the end of its batch, so that the engine is emptied
@@ -175,12 +175,12 @@ class Station:
         """
         order = attempt.order + (0.5 if alone else 0.0)
         while True:
-            async with self.gate.slot(order, alone=alone):
-                room = not self.keeping.full or self._oldest() is attempt
-                if room and self.proven(attempt.lease):
-                    self.keeping.begin(attempt)
-                    yield
-                    return
+            await self.gate.enter(order, alone=alone)
+            room = not self.keeping.full or self._oldest() is attempt
+            if room and self.proven(attempt.lease):
+                self.keeping.begin(attempt)
+                return
+            self.gate.leave()
             # Not a poll of the engine: room comes from another batch's commit, seconds away, and
             # proof from the next heartbeat.
             await asyncio.sleep(1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dflashq.ledger.entries import KeptEntry, strike_entry
+from dflashq.ledger.entries import strike_entry
 
 # After so many deaths a prompt runs with nothing else in flight: the next one is its own doing.
 ALONE = 2
@@ -13,7 +13,7 @@ ALONE = 2
 class Strikes:
     """The strikes of one batch's prompts; they are kept, so that no other worker begins anew."""
 
-    def __init__(self, known: dict[int, int], keep: Callable[[KeptEntry], None]) -> None:
+    def __init__(self, known: dict[int, int], keep: Callable[[str, bytes], None]) -> None:
         self._counts, self._keep = dict(known), keep
 
     def alone(self, index: int) -> bool:
@@ -24,5 +24,5 @@ class Strikes:
         """The engine died while this prompt was in flight; returns how often it has."""
         number = self._counts.get(index, 0) + 1
         self._counts[index] = number
-        self._keep(strike_entry(index, number))
+        self._keep(*strike_entry(index, number))
         return number

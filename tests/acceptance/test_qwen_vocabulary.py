@@ -12,6 +12,7 @@ from dflashq.config import Settings
 from dflashq.core.answer import AnswerParts, split_answer
 from dflashq.core.checks import judge
 from dflashq.core.model import Checks, Generation, Prompt
+from dflashq.core.output import Output
 from dflashq.core.rows import rows_of
 from dflashq.core.sample import assistant_message, sample_row
 from dflashq.engine.render import Renderer
@@ -68,10 +69,9 @@ def generation(
 def reason(renderer: Renderer, made: Generation, *, thinking: bool = True) -> str | None:
     return judge(
         made,
+        Output(made.output_array, renderer.markers(), thinking=thinking),
         checks=Checks(),
         max_new_tokens=len(made.output_ids) if made.finish_reason == "length" else 1000,
-        markers=renderer.markers(),
-        thinking=thinking,
     ).reason
 
 
@@ -82,9 +82,8 @@ def parts(
     thinking: bool = True,
     tools: list[dict[str, Any]] | None = None,
 ) -> AnswerParts:
-    return split_answer(
-        made.output_ids, renderer.decode, renderer.markers(), thinking=thinking, tools=tools
-    )
+    output = Output(made.output_array, renderer.markers(), thinking=thinking)
+    return split_answer(output, renderer.decode, tools)
 
 
 def assert_row_is_exact(

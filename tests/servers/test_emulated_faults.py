@@ -14,6 +14,7 @@ import requests
 from dflashq.core.checks import judge
 from dflashq.core.markers import Markers
 from dflashq.core.model import Checks, Generation
+from dflashq.core.output import Output
 from tests.emulated import EmulatedEngine, prompt_hash, read_stats
 from tests.emulated.answers import Lengths, Voice
 from tests.emulated.asking import CLOSE, END, Row, ask, ask_many, body, metric, wait_until
@@ -78,14 +79,14 @@ def test_content_faults_earn_their_verdict(fault: str, reason: str | None) -> No
     markers = Markers(frozenset({END}), None, CLOSE, frozenset(), 20000)
     for number in range(100, 150):
         answer = voice.answer([5, number], 4000, fault)
+        made = Generation(
+            [5, number], answer.ids, answer.finish["type"], answer.finish.get("matched")
+        )
         verdict = judge(
-            Generation(
-                [5, number], answer.ids, answer.finish["type"], answer.finish.get("matched")
-            ),
+            made,
+            Output(made.output_array, markers, thinking=True),
             checks=Checks(),
             max_new_tokens=4000,
-            markers=markers,
-            thinking=True,
         )
         assert verdict.reason == reason, verdict
 

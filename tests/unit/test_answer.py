@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflashq.core.answer import AnswerParts, parse_tool_calls, split_answer
+from dflashq.core.ids import Ids, id_array
 from dflashq.core.markers import Markers
+from dflashq.core.output import Output
 
 OPEN, CLOSE, END = 300, 301, 302
 NAMES = {OPEN: b"<think>", CLOSE: b"</think>", END: b"<end>"}
@@ -17,9 +19,9 @@ MARKERS = Markers(frozenset({END}), OPEN, CLOSE, frozenset(), 303)
 PLAIN = Markers(frozenset({END}), None, None, frozenset(), 303)
 
 
-def decode(ids: list[int]) -> str:
+def decode(ids: Ids) -> str:
     """Ids below 256 are bytes; a run of ids is decoded as a whole, as tokenizers do."""
-    raw = b"".join(NAMES.get(i) or bytes([i]) for i in ids)
+    raw = b"".join(NAMES.get(int(i)) or bytes([i]) for i in ids)
     return raw.decode("utf-8", errors="replace")
 
 
@@ -28,7 +30,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def split(ids: list[int], *, thinking: bool = True, markers: Markers = MARKERS) -> AnswerParts:
-    return split_answer(ids, decode, markers, thinking=thinking)
+    return split_answer(Output(id_array(ids), markers, thinking=thinking), decode)
 
 
 def test_reasoning_and_content_part_at_the_id() -> None:

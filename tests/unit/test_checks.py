@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflashq.core.checks import REASONS, _varied, distinct_share, judge, loop_period
+from dflashq.core.ids import id_array
 from dflashq.core.markers import Markers, blank_ids
 from dflashq.core.model import Checks, Generation, Verdict
+from dflashq.core.output import Output
 
 START, OPEN, CLOSE, END, ALT_END, NEWLINE, BLANK_LINE = 1, 2, 3, 4, 5, 6, 7
 MARKERS = Markers(
@@ -40,13 +42,12 @@ def generation(
 def verdict(
     made: Generation, *, thinking: bool = True, limit: int = LIMIT, **checks: Any
 ) -> Verdict:
-    return judge(
-        made,
-        checks=Checks(**checks),
-        max_new_tokens=limit,
-        markers=MARKERS,
-        thinking=thinking,
-    )
+    output = Output(made.output_array, MARKERS, thinking=thinking)
+    got = judge(made, output, checks=Checks(**checks), max_new_tokens=limit)
+    # With arrays of ids, as they are kept, it is judged alike.
+    kept = made.made_by("engine", 1.5)
+    assert judge(kept, output, checks=Checks(**checks), max_new_tokens=limit) == got
+    return got
 
 
 @pytest.mark.parametrize(
@@ -127,9 +128,9 @@ def test_an_end_token_at_the_very_limit_is_still_truncated() -> None:
 
 def test_a_model_without_thinking_is_judged_by_its_answer() -> None:
     made = Generation([50], [30, 31, END], "stop", END)
-    rules: dict[str, Any] = {"checks": Checks(), "max_new_tokens": LIMIT, "markers": PLAIN}
-    assert judge(made, **rules, thinking=True) == Verdict()
-    assert judge(made, **rules, thinking=False) == Verdict()
+    for thinking in (True, False):
+        output = Output(made.output_array, PLAIN, thinking=thinking)
+        assert judge(made, output, checks=Checks(), max_new_tokens=LIMIT) == Verdict()
 
 
 def test_every_rule_has_a_described_reason() -> None:
@@ -172,24 +173,24 @@ def test_what_is_accepted_is_sound(ids: list[int], finish: str, thinking: bool) 
 def test_a_repeated_piece_is_found(piece: list[int], before: list[int], rest: int) -> None:
     # The piece may end anywhere: what is cut off is less than one more of it.
     tail = piece * (600 // len(piece) + 2) + piece[: rest % len(piece)]
-    period = loop_period([*before, *tail], Checks())
+    period = loop_period(id_array([*before, *tail]), Checks())
     assert 0 < period <= len(piece)
 
 
 @given(st.lists(words, min_size=1, max_size=255))
 def test_what_is_shorter_than_the_window_never_loops(ids: list[int]) -> None:
-    assert loop_period(ids, Checks()) == 0
+    assert loop_period(id_array(ids), Checks()) == 0
 
 
 @given(st.permutations(list(range(10, 75))), st.integers(1, 64))
 def test_one_other_id_ends_a_loop(piece: list[int], period: int) -> None:
     tail = piece[:period] * (600 // period + 2)
-    assert loop_period([*tail, piece[64]], Checks()) == 0
-    assert loop_period(tail, Checks()) == period
+    assert loop_period(id_array([*tail, piece[64]]), Checks()) == 0
+    assert loop_period(id_array(tail), Checks()) == period
 
 
 @given(st.lists(st.integers(0, 6) | words, min_size=64, max_size=200), st.integers(1, 9))
 def test_the_quick_look_never_lets_a_loop_pass(ids: list[int], ngram: int) -> None:
     known = Checks(ngram=ngram, ngram_window=64, ngram_min_distinct=0.5)
-    if _varied(ids, known):
+    if _varied(id_array(ids), known):
         assert distinct_share(ids, known) >= known.ngram_min_distinct

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,15 @@ def test_what_is_packed_comes_back(given: list[dict[str, Any]], level: int) -> N
     packed = b"".join(codec.compress(codec.encode_generated(row), level) for row in given)
     if given:
         assert list(codec.decode_rows(packed)) == given
+
+
+@given(st.lists(rows, max_size=4), st.sampled_from([codec.BRISK, codec.LEVEL]))
+def test_pieces_make_one_frame(given: list[dict[str, Any]], level: int) -> None:
+    """Readers that stop behind the first frame get everything."""
+    lines = [codec.encode_generated(row) for row in given]
+    packed = codec.compress_all(iter(lines), level)
+    assert zstandard.ZstdDecompressor().decompressobj().decompress(packed) == b"".join(lines)
+    assert list(codec.decode_rows(packed)) == given
 
 
 def test_what_is_no_json_is_refused() -> None:

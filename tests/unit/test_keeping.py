@@ -55,7 +55,7 @@ def attempt(batch: str) -> Attempt:
 def fill(writer: Keeping, one: Attempt, numbers: range) -> list[KeptEntry]:
     entries = [(f"{number}:0", b"x") for number in numbers]
     for entry in entries:
-        writer.add(one, entry)
+        writer.add(one, *entry)
     return entries
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dflashq.core import codec, metrics
+from dflashq.core import metrics
+from dflashq.core.model import Verdict
 from dflashq.ledger import Lease
 from dflashq.stages.counting import count_settled, is_new
 from dflashq.stages.settled import Settled
@@ -17,8 +18,7 @@ from workers.rejections import RejectionFiles
 
 
 def settled(index: int, reason: str | None, detail: str = "", generations: int = 1) -> Settled:
-    row = {"index": index, "reason": reason, "detail": detail}
-    return Settled(index, reason, codec.encode_line(row), {"generations": generations})
+    return Settled(index, Verdict(reason, detail), {"generations": generations})
 
 
 def lease(run: str) -> Lease:

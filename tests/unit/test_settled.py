@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from dflashq.core import codec
-from dflashq.core.model import Checks, Generation
+from dflashq.core.model import Checks, Generation, Verdict
 from dflashq.stages.settled import Settled, reject_repeated, short_outputs
 
 CHECKS = Checks(repeat_min=3, repeat_max_tokens=4)
@@ -13,17 +10,15 @@ CHECKS = Checks(repeat_min=3, repeat_max_tokens=4)
 
 def settled(index: int, *outputs: list[int], reason: str | None = None) -> Settled:
     generations = [Generation([1], output, "stop", output[-1]) for output in outputs]
-    line = codec.encode_line({"index": index})
-    return Settled(index, reason, line, {}, short_outputs(generations, CHECKS))
+    return Settled(index, Verdict(reason), {}, outputs=short_outputs(generations, CHECKS))
 
 
 def test_the_same_short_output_of_three_prompts_is_rejected() -> None:
     batch = [settled(n, [5, 6, 2]) for n in range(3)] + [settled(3, [5, 7, 2])]
     judged = reject_repeated(batch, CHECKS)
     assert [one.reason for one in judged] == ["stub"] * 3 + [None]
-    row = json.loads(judged[0].line)
-    assert row["reason"] == "stub"
-    assert "3 prompts" in row["detail"]
+    assert judged[0].verdict.reason == "stub"
+    assert "3 prompts" in judged[0].verdict.detail
 
 
 def test_long_outputs_and_too_few_prompts_are_left_alone() -> None:
