@@ -131,6 +131,11 @@ class Prompt:
         return cls(**row)
 
     @property
+    def chars(self) -> int:
+        """How long its messages and tools are, in characters, about."""
+        return sum(len(m["content"]) for m in self.messages) + len(str(self.tools or ""))
+
+    @property
     def opening(self) -> list[Message]:
         """The messages up to the first user turn."""
         first = next((n for n, m in enumerate(self.messages) if m["role"] == "user"), -1)

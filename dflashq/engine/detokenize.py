@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dflashq.core.ids import IdArray
 
@@ -34,14 +33,11 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        spelled = self._checked_table()
         # The bytes of every id, None for one without a token.
-        self._table: npt.NDArray[np.object_] = np.empty(0, np.object_)
-        self._fill(self._checked_table())
-
-    def _fill(self, table: dict[int, bytes]) -> None:
-        self._table = np.full(max(table, default=-1) + 1, None, np.object_)
-        for number, spelled in table.items():
-            self._table[number] = spelled
+        self._table = np.full(max(spelled, default=-1) + 1, None, np.object_)
+        for number, piece in spelled.items():
+            self._table[number] = piece
 
     @property
     def has_table(self) -> bool:

@@ -229,7 +229,7 @@ class Answering:
         Stricter than the verdict on a finished one: a table or a drawing repeats itself for a
         while, and then goes on.
         """
-        strict = self.strict
+        strict = self._strict
         reach = max(strict.loop_window, strict.loop_max_period * strict.loop_min_repeats)
         if period := checks.loop_period(id_array(ids[-reach:]), strict):
             raise LoopingError(
@@ -238,7 +238,7 @@ class Answering:
             )
 
     @property
-    def strict(self) -> Checks:
+    def _strict(self) -> Checks:
         """The thresholds for a generation under way."""
         known = self.spec.checks
         return known.model_copy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 from dflashq.blobs import commits, runs
 from dflashq.blobs.s3 import Blobs
@@ -27,6 +28,8 @@ from dflashq.stages.station import Station
 from dflashq.stages.strikes import Strikes
 
 log = logging.getLogger(__name__)
+
+AHEAD_S, AHEAD_CHARS = 1.0, 20_000
 
 
 class BatchWork:
@@ -115,15 +118,19 @@ class BatchWork:
         return settled
 
     def _openings(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> dict[int, IdArray]:
-        """The first turns that are still to be asked, rendered in one go.
+        """First turns that are still to be asked, rendered in one go for a second at most.
 
-        One after another they cost a third of what they do each at its time, between answers.
+        One after another they cost a third of what they do each at its time, between answers. Long
+        ones wait for theirs: should one of them kill the worker, the attempt must have begun.
         """
         begun = {index for index, _ in kept.generations}.union(kept.verdicts)
-        openings = {}
+        openings: dict[int, IdArray] = {}
+        until = time.monotonic() + AHEAD_S
         for prompt in prompts:
             self._attempt.check()
-            if prompt.index in begun:
+            if time.monotonic() > until:
+                break
+            if prompt.index in begun or prompt.chars > AHEAD_CHARS:
                 continue
             with contextlib.suppress(EngineRefusedError):  # it will be refused when it is asked
                 openings[prompt.index] = id_array(
