@@ -65,7 +65,7 @@ def decompress(data: bytes) -> bytes:
     """All frames of `data`; ValueError when it is empty, torn or corrupt."""
     try:
         whole = _decompressor.made.decompress(data, allow_extra_data=False)
-    except zstandard.ZstdError:  # several frames, one of unknown size, or damage
+    except (zstandard.ZstdError, MemoryError):  # several frames, one of unknown size, or damage
         whole = b""
     # The quick way believes a header that says "empty" without a look at the rest.
     return whole or _all_frames(data)

@@ -74,8 +74,7 @@ def close_finished(ledger: Ledger, blobs: Blobs, closed: dict[str, tuple[int, in
         seen = (status.done, status.claims)
         if not finished or closed.get(run) == seen:
             continue
-        done = {batch: ref.sha256 for batch, ref in ledger.done(run).items()}
-        named = _named(blobs, run)
+        done, named = _done(ledger, run), _named(blobs, run)
         if named != done:
             if not ledger.closing_lock(run):
                 continue
@@ -84,11 +83,18 @@ def close_finished(ledger: Ledger, blobs: Blobs, closed: dict[str, tuple[int, in
                     # A batch was made anew: the proof of the old object would stand against it.
                     withdraw_manifest(blobs, run)
                 write_manifest(blobs, run)
+                if _done(ledger, run) != done:  # a reconcile took one back meanwhile
+                    withdraw_manifest(blobs, run)
             finally:
                 ledger.closed(run)
             now.append(run)
         closed[run] = seen
     return now
+
+
+def _done(ledger: Ledger, run: str) -> dict[str, str]:
+    """The sha256 of every batch's object as the ledger names it."""
+    return {batch: ref.sha256 for batch, ref in ledger.done(run).items()}
 
 
 def _named(blobs: Blobs, run: str) -> dict[str, str]:

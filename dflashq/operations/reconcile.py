@@ -60,6 +60,8 @@ def reconcile(
         ref = _committed(blobs, record, batch, result, quarantine, whole=batch.name in dead)
         name = batch.name
         if ref is None:
+            if name in done:
+                withdraw_manifest(blobs, run)
             if name in done and ledger.forget(
                 run, name, done[name], counters(done[name], superseded)
             ):
@@ -70,8 +72,6 @@ def reconcile(
             result.adopted.append(name)
         if progress is not None:
             progress(number, len(batches))
-    if result.quarantined or result.forgotten:
-        withdraw_manifest(blobs, run)
     result.added = ledger.add(run, missing)
     if result.quarantined:
         ledger.revive(run, "its foreign commit object was put into quarantine")
@@ -129,6 +129,7 @@ def _committed(
     except ConflictError as exc:
         result.conflicts[batch.name] = str(exc)
         if quarantine:
+            withdraw_manifest(blobs, record.name)
             result.quarantined[batch.name] = _move_aside(blobs, record.name, batch.name)
             del result.conflicts[batch.name]
         return None

@@ -90,19 +90,23 @@ class Answering:
         history: list[Message] = []
         drawn: list[Drawn] = []
         retries: list[dict[str, Any]] = []
+        ended = False
         for message in prompt.messages:
             history.append(message)
-            turn = len(drawn)
-            if message["role"] != "user" or (turn not in kept and _rejected(verdict)):
+            turn, over = len(drawn), _rejected(verdict)
+            if message["role"] != "user" or ended or (turn not in kept and over):
                 continue
             try:
-                one = await self._climb(prompt, history, kept, retries, turn)
+                one = await self._climb(prompt, history, kept, retries, turn, ask=not over)
             except EngineRefusedError as exc:
-                verdict = Verdict(exc.reason, str(exc))
+                verdict, ended = Verdict(exc.reason, str(exc)), True
                 self.reject(prompt.index, verdict)
                 continue
+            if one is None:
+                ended = True
+                continue
             drawn.append(one)
-            verdict = verdict if _rejected(verdict) else one.verdict
+            verdict = verdict if over else one.verdict
             if len(drawn) < prompt.turns:
                 history.append(self._said(one, prompt))
         return self._settled(prompt, drawn, verdict or Verdict(), retries)
@@ -120,11 +124,18 @@ class Answering:
         kept: dict[int, Generation],
         retries: list[dict[str, Any]],
         turn: int,
-    ) -> Drawn:
-        """One turn with its verdict; drawn again for each rung that the verdict asks for."""
+        *,
+        ask: bool,
+    ) -> Drawn | None:
+        """One turn with its verdict; drawn again for each rung that the verdict asks for.
+
+        None when a draw would have to be asked for and must not: it was refused before.
+        """
         for rung in range(len(self.spec.ladder) + 1):
             sampling = self.spec.sampling_at(rung)
             generation = kept.get(slot(turn, rung))
+            if generation is None and not ask:
+                return None
             try:
                 if generation is None:
                     generation = await self._generate(prompt, history, sampling)

@@ -176,17 +176,23 @@ class Station:
         order = attempt.order + (0.5 if alone else 0.0)
         while True:
             await self.gate.enter(order, alone=alone)
-            room = not self.keeping.full or self._oldest() is attempt
-            if room and self.proven(attempt.lease):
-                self.keeping.begin(attempt)
-                return
-            self.gate.leave()
+            admitted = False
+            try:
+                room = not self.keeping.full or self._oldest() is attempt
+                if room and self.proven(attempt.lease):
+                    self.keeping.begin(attempt)
+                    admitted = True
+                    return
+            finally:
+                if not admitted:
+                    self.gate.leave()
             # Not a poll of the engine: room comes from another batch's commit, seconds away, and
             # proof from the next heartbeat.
             await asyncio.sleep(1.0)
 
     def _oldest(self) -> Attempt | None:
-        return min(self._attempts, key=lambda a: a.order, default=None)
+        # A copy: batches come and go in threads of their own.
+        return min(tuple(self._attempts), key=lambda a: a.order, default=None)
 
     def close_gate(self) -> None:
         """Admit nothing more: the worker drains."""

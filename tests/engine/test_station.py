@@ -16,6 +16,8 @@ from dflashq.engine.openai import OpenAIClient
 from dflashq.engine.profiles import Profile
 from dflashq.engine.render import Renderer
 from dflashq.engine.sglang import SGLangClient
+from dflashq.ledger import Lease
+from dflashq.stages.attempt import Attempt
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
 from dflashq.stages.station import Station
@@ -26,6 +28,9 @@ INFO = {"max_running_requests": 64, "served_model_name": "tiny", "api_key": "k3y
 
 class NoLedger:
     """Nothing is kept in these tests."""
+
+    def begin(self, lease: Lease) -> int:
+        return 1
 
 
 @pytest.fixture
@@ -90,3 +95,22 @@ def test_the_client_speaks_the_profiles_dialect(stations: Any) -> None:
 def test_an_engine_that_tells_no_limit_is_an_error(stations: Any) -> None:
     with pytest.raises(EngineError, match=r"set limit in its \[concurrency\]"):
         stations().engine_ready("http://127.0.0.1:9", {"served_model_name": "tiny"})
+
+
+def test_whatever_goes_wrong_at_the_admission_gives_the_slot_back(stations: Any) -> None:
+    """A slot that is lost narrows the gate for good, and nobody sees why."""
+    station = stations()
+    station.engine_ready("http://127.0.0.1:9", INFO)
+    attempt = Attempt(Lease("run", "batch-000000", "1-a", "w", 0), 0.0)
+
+    def broken(lease: Lease) -> bool:
+        raise RuntimeError(lease.batch)
+
+    station.proven = broken
+    with pytest.raises(RuntimeError, match="batch-000000"):
+        station.loop.run(station.admit(attempt, alone=True))
+    assert station.gate.in_flight == 0
+    station.proven = lambda lease: True
+    station.loop.run(station.admit(attempt))
+    assert station.gate.in_flight == 1
+    station.gate.leave()

@@ -21,6 +21,7 @@ from dflashq.core.model import Guard, Rung, RunRecord, RunSpec, Sampling
 from dflashq.engine.profiles import Profile, load_profile
 from dflashq.ledger import Hints, Lease, Ledger
 from dflashq.operations.enqueue import enqueue, run_record
+from dflashq.operations.manifest import read_manifest
 from dflashq.operations.spool import spooled
 from dflashq.operations.verify import Report, verify
 from tests.emulated import prompt_hash
@@ -171,6 +172,8 @@ class Fleet:
 
     def oracle(self, run: str) -> Report:
         """Every prompt exactly once, hashes right, no live lease, counters equal S3."""
+        # Where a batch was made anew, a worker's next look renews the manifest.
+        wait_until(lambda: self._proven(run), f"the manifest of {run} names what is done", 30)
         report = verify(self.blobs, run)
         assert report.clean, (report.problems, report.missing)
         status = self.ledger.status(run)
@@ -181,6 +184,13 @@ class Fleet:
         assert status.counters.get("accepted", 0) == report.accepted
         assert status.kept_bytes == 0
         return report
+
+    def _proven(self, run: str) -> bool:
+        """Whether there is no manifest, or none that names another object than the ledger."""
+        done = {batch: ref.sha256 for batch, ref in self.ledger.done(run).items()}
+        manifest = read_manifest(self.blobs, run)
+        named = [] if manifest is None else manifest["objects"]
+        return all(done.get(row["batch"]) == row["sha256"] for row in named)
 
     def assert_no_orphans(self) -> None:
         """Nothing that a worker started outlives it."""

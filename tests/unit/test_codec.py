@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -63,3 +64,14 @@ def test_a_torn_object_is_refused(body: bytes, kept: int) -> None:
     if kept < len(packed):
         with pytest.raises(ValueError, match="whole zstd object"):
             codec.decompress(packed[:kept])
+
+
+def test_no_flipped_bit_passes_or_takes_all_memory() -> None:
+    """Also where it says how large the whole would be."""
+    body = bytes(range(256)) * 4
+    packed = codec.compress(body)
+    for bit in range(8 * len(packed)):
+        torn = bytearray(packed)
+        torn[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(ValueError):
+            assert codec.decompress(bytes(torn)) == body
