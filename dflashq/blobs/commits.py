@@ -39,7 +39,7 @@ def write_commit(
 ) -> ObjectRef | None:
     """Upload the rejected rows, then the completions if absent: the commit point.
 
-    The bodies are whole objects (`codec.compress`). None when a completions object is there
+    The bodies are whole objects (`codec.compress_all`). None when a completions object is there
     already, by whoever: `read_commit` says what it holds. Safe to repeat.
     """
     ref = ObjectRef(

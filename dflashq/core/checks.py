@@ -28,7 +28,7 @@ REASONS = {
 }
 
 OPENING = 8  # ids in which a chat template opens the assistant's turn, at most
-_REMAINDERS = 8192
+_REMAINDERS = 8192  # several times the different ids of an `ngram_window`
 
 
 class Case(NamedTuple):

@@ -14,7 +14,7 @@ from dflashq.ledger.records import Kept
 
 KeptEntry = tuple[str, bytes]
 _IDS = ("prompt_ids", "output_ids")
-_LONG = 500
+_LONG = 500  # output ids from which on columns are quicker than JSON
 
 
 def generation_field(index: int, slot: int) -> str:

@@ -62,11 +62,9 @@ def reconcile(
         if ref is None:
             if name in done:
                 withdraw_manifest(blobs, run)
-            if name in done and ledger.forget(
-                run, name, done[name], counters(done[name], superseded)
-            ):
-                result.forgotten.append(name)
-            elif name not in done and name not in result.conflicts:
+                if ledger.forget(run, name, done[name], counters(done[name], superseded)):
+                    result.forgotten.append(name)
+            elif name not in result.conflicts:
                 missing.append(name)
         elif name not in done and ledger.adopt(run, name, ref, counters(ref, superseded)):
             result.adopted.append(name)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dflashq.blobs import runs
-from dflashq.blobs.s3 import Blobs
-from dflashq.config import Settings
 from dflashq.core.errors import DflashqError, UnknownRunError
 from dflashq.core.model import RunRecord
 from dflashq.ledger import Ledger
@@ -17,16 +13,6 @@ from dflashq.operations.backfill import Backfilled, rerun_rejected, revive
 from tests.servers.committed import SPEC, Fleet
 
 FIRST, SECOND, LAST = "batch-000000", "batch-000001", "batch-000002"
-
-
-@pytest.fixture
-def fleet(settings: Settings, blobs: Blobs, tmp_path: Path) -> Fleet:
-    return Fleet(settings, blobs, tmp_path)
-
-
-@pytest.fixture
-def record(fleet: Fleet) -> RunRecord:
-    return fleet.enqueue().record
 
 
 def rerun(fleet: Fleet, reason: str | None = None) -> Backfilled:

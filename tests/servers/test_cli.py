@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dflashq.blobs.s3 import Blobs
 from dflashq.cli.root import COMMANDS, root
 from dflashq.config import Settings
 from dflashq.core.model import RunRecord
@@ -29,16 +28,6 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from dflashq.cli import main; main()"
 PROFILE = "smollm2-cpu"
 FIRST, SECOND, LAST = "batch-000000", "batch-000001", "batch-000002"
-
-
-@pytest.fixture
-def fleet(settings: Settings, blobs: Blobs, tmp_path: Path) -> Fleet:
-    return Fleet(settings, blobs, tmp_path)
-
-
-@pytest.fixture
-def record(fleet: Fleet) -> RunRecord:
-    return fleet.enqueue().record
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from dflashq.blobs.s3 import Blobs
-from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.core.model import ObjectRef, RunRecord, counters
 from dflashq.operations.backfill import rerun_rejected
@@ -18,16 +12,6 @@ from dflashq.operations.verify import verify
 from tests.servers.committed import Fleet
 
 FIRST, SECOND, LAST = "batch-000000", "batch-000001", "batch-000002"
-
-
-@pytest.fixture
-def fleet(settings: Settings, blobs: Blobs, tmp_path: Path) -> Fleet:
-    return Fleet(settings, blobs, tmp_path)
-
-
-@pytest.fixture
-def record(fleet: Fleet) -> RunRecord:
-    return fleet.enqueue().record
 
 
 class Worker:

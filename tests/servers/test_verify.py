@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from dflashq.blobs.s3 import Blobs
-from dflashq.config import Settings
 from dflashq.core import codec, keys
 from dflashq.core.errors import UnknownRunError
 from dflashq.core.model import RunRecord
@@ -16,16 +12,6 @@ from dflashq.operations.verify import verify
 from tests.servers.committed import Fleet
 
 FIRST, SECOND, LAST = "batch-000000", "batch-000001", "batch-000002"
-
-
-@pytest.fixture
-def fleet(settings: Settings, blobs: Blobs, tmp_path: Path) -> Fleet:
-    return Fleet(settings, blobs, tmp_path)
-
-
-@pytest.fixture
-def record(fleet: Fleet) -> RunRecord:
-    return fleet.enqueue().record
 
 
 def commit_all(fleet: Fleet, record: RunRecord) -> None:
