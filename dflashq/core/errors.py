@@ -52,6 +52,18 @@ class LedgerUnreachableError(LedgerError):
     """Redis did not answer; safe to try again."""
 
 
+class LedgerRefusedError(LedgerUnreachableError):
+    """Redis answered and refused, as it does in a failover or while its disk is full.
+
+    It is waited out like a server that does not answer: nothing is known to have happened.
+    `words` is what Redis said.
+    """
+
+    def __init__(self, sentence: str, words: str = "") -> None:
+        self.words = words
+        super().__init__(sentence)
+
+
 class LeaseLostError(DflashqError):
     """The lease was taken over or its run cancelled: the holder must stop and write nothing."""
 

@@ -19,7 +19,12 @@ _REJECTED = "rejected_"
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker as it last announced itself; `batches` as run/batch, `silent_s` since then."""
+    """One worker as it last announced itself; `batches` as run/batch, `silent_s` since then.
+
+    `queue` is the one that it serves, `boot` tells this start of it from any other, `sick` says why
+    its engine answers with errors only (empty while it is well), `refuses` names the runs that its
+    engine may not answer for.
+    """
 
     name: str
     engine: str
@@ -32,6 +37,10 @@ class WorkerView:
     silent_s: int
     closed: list[str] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
+    queue: str = ""
+    boot: str = ""
+    sick: str = ""
+    refuses: list[str] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
@@ -97,6 +106,10 @@ def worker_views(workers: Mapping[str, Mapping[str, Any]]) -> list[WorkerView]:
             silent_s=int(row["silent_s"]),
             closed=list(row.get("closed", ())),
             batches=list(row.get("batches", ())),
+            queue=str(row.get("queue", "")),
+            boot=str(row.get("boot", "")),
+            sick=str(row.get("sick", "")),
+            refuses=list(row.get("refuses", ())),
         )
         for name, row in sorted(workers.items())
     ]

@@ -64,6 +64,7 @@ class Station:
         self.vitals: Vitals | None = None
         self.engine_id = ""
         self.last_error = ""
+        self.sick = ""
         self.output_tokens = 0
         self.engine_records: dict[str, dict[str, Any]] = {}
         self.context_length: int | None = profile.model.context_length
