@@ -106,6 +106,7 @@ class Clock:
     def _tick(self) -> None:
         # First what this worker can go on with, or the sweep's hints lead others to it.
         self._generator.reclaim()
+        self._generator.look_at_peers()
         self._room.look(full_places(self._settings))
         self._sweeper.sweep(self._settings.sweep_s * 0.8)
         self._announce()

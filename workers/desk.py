@@ -176,6 +176,7 @@ class Desk:
             "profile": self.profile.name,
             "queue": self.profile.queue,
             "sick": self.station.sick,
+            "sick_since": self.station.health.sick_since_ms,
             "refuses": list(self.generator.refused),
             "engine": self._engine_state,
             "restarts": self.engine_restarts,

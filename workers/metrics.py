@@ -89,6 +89,7 @@ def readings(desk: Desk) -> dict[Reading, Values]:
         metrics.GATE_CLOSED: {(reason,): 1 for reason in gate.reasons},
         metrics.KEEP_FULL: {(): float(desk.station.keeping.full)},
         metrics.ENGINE_UP: {(): float(bool(desk.engine_url))},
+        metrics.ENGINE_SICK: {(): float(bool(desk.station.sick))},
         metrics.ENGINE_RESTARTS: {(): desk.engine_restarts},
         metrics.BATCHES_AT_WORK: by_run,
         metrics.HINTS_TAKEN: {(): desk.generator.taken},

@@ -113,6 +113,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         owner.on_engine_lost = _stop_worker
         owner.on_consumer_hung = self._abandon
         owner.station.forgive = self._forgive
+        owner.station.restart = self.supervisor.restart
         self.supervisor.launch()
         # A stop that comes while the model loads must not wait for it.
         while not self.supervisor.wait_started(0.2):

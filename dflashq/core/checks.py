@@ -24,6 +24,8 @@ REASONS = {
     "refused_input": "the engine or the chat template refused the prompt",
     "too_long": "the prompt leaves no room for an answer in the context",
     "engine_crash": "the engine died each time this prompt was in flight",
+    "engine_error": "engines kept failing on this prompt while they answered others",
+    "internal_error": "dflashq itself failed on this prompt or its answer, and on no other",
     "unrecorded": "settled as rejected, but its record was lost before it was stored",
 }
 

@@ -100,8 +100,18 @@ class EngineRefusedError(EngineError):
     reason = "refused_input"
 
 
-class EngineTransientError(EngineError):
-    """This request failed, another try may succeed."""
+class EngineRequestError(EngineError):
+    """One request failed; whether its prompt or the engine is to blame shows beside other requests.
+
+    `status` is that of HTTP, None where the answer had none that says so; `retry_after_s` is what
+    the server asked for, 0 when it asked for nothing.
+    """
+
+    def __init__(
+        self, sentence: str, *, status: int | None = None, retry_after_s: float = 0.0
+    ) -> None:
+        self.status, self.retry_after_s = status, retry_after_s
+        super().__init__(sentence)
 
 
 class EngineDownError(EngineError):

@@ -121,6 +121,14 @@ REDIS_ERRORS = _worker(
         ("kind",),
     )
 )
+ENGINE_FAILURES = _worker(
+    Counter(
+        "dflashq_engine_failures_total",
+        "requests",
+        "Requests that the engine failed on, by HTTP status; `none` where no answer came.",
+        ("status",),
+    )
+)
 NOTICES = _worker(
     Counter(
         "dflashq_notices_total",
@@ -150,6 +158,9 @@ KEEP_FULL = _worker(
     Reading("dflashq_keep_full", "", "1 while kept work has used its budget in Redis.")
 )
 ENGINE_UP = _worker(Reading("dflashq_engine_up", "", "1 while the engine is ready."))
+ENGINE_SICK = _worker(
+    Reading("dflashq_engine_sick", "", "1 while the engine answers with errors only.")
+)
 ENGINE_RESTARTS = _worker(
     Reading("dflashq_engine_restarts_total", "restarts", "Restarts of the engine by this worker.")
 )

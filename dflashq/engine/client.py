@@ -33,7 +33,7 @@ class EngineClient(Protocol):
         """One assistant turn: `prompt_ids` is `conversation` as we render it.
 
         `rid` must be unique and of fixed length. Raises EngineRefusedError (this prompt, for good),
-        EngineTransientError (try again), EngineDownError (no answer), EngineError (not such a
+        EngineRequestError (try again), EngineDownError (no answer), EngineError (not such a
         server), and what `watch` raises where the engine streams. Cancelling it frees the engine
         at once.
         """

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from dflashq.core.errors import EngineError, EngineRefusedError, EngineTransientError
+from dflashq.core.errors import EngineError, EngineRefusedError, EngineRequestError
 from dflashq.core.model import Generation, Message, Sampling
 from dflashq.engine.turn import Conversation, Watch
 from dflashq.engine.wire import ASIDE_S, Wire, malformed, number, table, token_ids
@@ -105,14 +105,14 @@ def output_ids_of(answer: Any) -> list[int] | None:
 
 
 def read_chat(answer: Any, prompt_ids: list[int], end_ids: frozenset[int]) -> Generation:
-    """The Generation in a 200 answer; EngineTransientError when it is an abort or malformed.
+    """The Generation in a 200 answer; EngineRequestError when it is an abort or malformed.
 
     EngineRefusedError when it answers a prompt that we render differently.
     """
     choice = _choice(answer)
     reason = choice.get("finish_reason")
     if reason == "abort":
-        raise EngineTransientError("the engine aborted the request.")
+        raise EngineRequestError("the engine aborted the request.")
     if reason != "length" and reason not in _ENDED:
         raise malformed(f"its finish reason is {reason!r}")
     theirs, output_ids = prompt_ids_of(answer), output_ids_of(answer)

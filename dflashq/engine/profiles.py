@@ -56,7 +56,8 @@ class Launch(_Table):
     `dialect`: the native API of SGLang, or chat completions that return token ids. `stall_s`:
     requests run and no token moves for so long means that the engine hangs; `poll_s` is the pause
     between two looks at its metrics. `stream_every`: ids in a piece of a long generation, which is
-    looked at for loops as it comes; 0 looks at whole answers only.
+    looked at for loops as it comes; 0 looks at whole answers only. `sick_s`: an engine of ours
+    that answers with errors only for so long is started again.
     """
 
     kind: Literal["sglang", "command", "external"] = "sglang"
@@ -69,6 +70,7 @@ class Launch(_Table):
     start_timeout_s: float = Field(600.0, gt=0)
     stop_grace_s: float = Field(20.0, ge=0)
     stall_s: float = Field(300.0, gt=0)
+    sick_s: float = Field(120.0, gt=0)
     poll_s: float = Field(5.0, gt=0)
     stream_every: int = Field(0, ge=0)
 

@@ -8,7 +8,7 @@ from typing import Any
 import requests
 from pydantic import SecretStr
 
-from dflashq.core.errors import EngineMismatchError, EngineTransientError
+from dflashq.core.errors import EngineMismatchError, EngineRequestError
 from dflashq.core.model import Sampling
 from dflashq.engine.asking import ask
 from dflashq.engine.openai import chat_body, output_ids_of, prompt_ids_of
@@ -64,7 +64,7 @@ class Readiness:
         answer = self._ask("/v1/chat/completions", chat_body(model, talk, one, "probe", ()))
         try:
             complete = bool(prompt_ids_of(answer)) and bool(output_ids_of(answer))
-        except EngineTransientError:
+        except EngineRequestError:
             complete = False
         if not complete:
             raise EngineMismatchError(

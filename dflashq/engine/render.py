@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,26 +40,20 @@ class Renderer:
         EngineRefusedError, with the template's own sentence, for a conversation that the template
         does not take.
         """
-        from jinja2.exceptions import TemplateError  # noqa: PLC0415 - comes with transformers
-
         if tools and not self._renders_tools:
             raise EngineRefusedError(
                 "this model's chat template does not render tools: without them the prompt would "
                 "be another one"
             )
-        with self._lock:
-            try:
-                text = self._tokenizer.apply_chat_template(
-                    [_plain(message) for message in messages],
-                    tools=tools or None,
-                    add_generation_prompt=True,
-                    enable_thinking=thinking,
-                    tokenize=False,
-                )
-            except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as exc:
-                raise EngineRefusedError(
-                    f"the chat template does not take this conversation: {exc}"
-                ) from exc
+        with self._lock, _refusing("the chat template does not take this conversation"):
+            text = self._tokenizer.apply_chat_template(
+                [_plain(message) for message in messages],
+                tools=tools or None,
+                add_generation_prompt=True,
+                enable_thinking=thinking,
+                tokenize=False,
+            )
+        with self._lock, _refusing("the tokenizer does not take this conversation"):
             ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -182,6 +178,24 @@ class Renderer:
         path = self.model_dir / name
         row: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
         return row
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Whatever template or tokenizer raise on a prompt is about that prompt.
+
+    A panic of the tokenizer's Rust is no Exception. Trouble of the machine is nobody's prompt.
+    """
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as exc:
+        raise EngineRefusedError(f"{what}: {exc or type(exc).__name__}") from exc
+    except BaseException as exc:
+        if type(exc).__name__ != "PanicException":
+            raise
+        raise EngineRefusedError(f"{what}: {exc}") from exc
 
 
 def _plain(message: Message) -> Message:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from dflashq.core.errors import EngineError, EngineTransientError
+from dflashq.core.errors import EngineError, EngineRequestError
 from dflashq.core.model import Generation, Message, Sampling
 from dflashq.engine.expect import effective_running_limit
 from dflashq.engine.metrics import parse_metrics
@@ -45,7 +45,7 @@ class SGLangClient(Wire):
         """One assistant turn for `prompt_ids`, with the ids exactly as sampled.
 
         `rid` must be unique and of fixed length (the server aborts by prefix). Raises
-        EngineRefusedError (this prompt, for good), EngineTransientError (try again; also an abort
+        EngineRefusedError (this prompt, for good), EngineRequestError (try again; also an abort
         and a malformed answer), EngineDownError (no answer), EngineError (not such a server).
         Safe to repeat with another rid. `watch` sees the ids so far of a streamed answer; what it
         raises ends the generation. Cancelling it aborts the request on the engine, which by
@@ -95,7 +95,7 @@ class SGLangClient(Wire):
         return token_ids(answer.get("tokens"), "tokens")
 
     async def abort(self, rid: str) -> None:
-        """Stop one request; its `generate` then ends with EngineTransientError. Safe to repeat."""
+        """Stop one request; its `generate` then ends with EngineRequestError. Safe to repeat."""
         body = json.dumps({"rid": rid, "abort_all": False}).encode()
         await self.request("POST", "/abort_request", body, ASIDE_S)
 
@@ -157,13 +157,13 @@ def generate_body(
 
 
 def read_generation(answer: Any, prompt_ids: list[int]) -> Generation:
-    """The Generation in a 200 answer; EngineTransientError when it is an abort or malformed."""
+    """The Generation in a 200 answer; EngineRequestError when it is an abort or malformed."""
     row = table(answer, "/generate")
     meta = table(row.get("meta_info"), "meta_info")
     finish = table(meta.get("finish_reason"), "finish_reason")
     kind = finish.get("type")
     if kind == "abort":
-        raise EngineTransientError(f"the engine aborted the request: {finish.get('message')}.")
+        raise EngineRequestError(f"the engine aborted the request: {finish.get('message')}.")
     if kind not in ("stop", "length"):
         raise malformed(f"its finish reason is {kind!r}")
     output_ids = token_ids(row.get("output_ids"), "output_ids")

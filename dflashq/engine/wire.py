@@ -7,7 +7,10 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+import math
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -19,7 +22,7 @@ from dflashq.core.errors import (
     EngineDownError,
     EngineError,
     EngineRefusedError,
-    EngineTransientError,
+    EngineRequestError,
 )
 
 log = logging.getLogger(__name__)
@@ -29,7 +32,7 @@ _CONNECT_S = 10.0
 _CLOSING_S = 2.0
 _KEEP_ALIVE_S = 2.0
 _REFUSED = {400, 413, 422}
-_TRANSIENT = {408, 409, 425, 429}
+_LONGEST_WAIT_S = 3600.0  # of a Retry-After; a server that asks for more is asked again then
 
 
 class Wire:
@@ -90,13 +93,13 @@ class Wire:
     async def json(
         self, method: str, path: str, body: object = None, limit_s: float | None = ASIDE_S
     ) -> Any:
-        """The JSON that answers; EngineTransientError when it is none. Errors as `request`."""
+        """The JSON that answers; EngineRequestError when it is none. Errors as `request`."""
         sent = None if body is None else _encoded(body)
         answer = await self.request(method, path, sent, limit_s)
         try:
             return orjson.loads(answer)
         except ValueError:
-            raise EngineTransientError(
+            raise EngineRequestError(
                 f"{path} answered 200 with {len(answer)} bytes that are no JSON."
             ) from None
 
@@ -105,15 +108,15 @@ class Wire:
     ) -> bytes:
         """The body of a 200 answer.
 
-        EngineDownError without one, else by its status: EngineRefusedError, EngineTransientError,
-        EngineError.
+        EngineDownError without one; EngineRefusedError for a status that says that the request
+        itself is wrong, EngineRequestError for any other.
         """
         url = self.base_url + path
         with _failures(url):
             async with self._asked(method, url, body, limit_s) as response:
                 answer = await response.read()
         if response.status != 200:
-            _refuse(url, response.status, answer)
+            _refuse(url, response.status, answer, response.headers)
         return answer
 
     async def events(self, path: str, body: object) -> AsyncGenerator[dict[str, Any], None]:
@@ -125,7 +128,7 @@ class Wire:
         with _failures(url):
             async with self._asked("POST", url, _encoded(body), None) as response:
                 if response.status != 200:
-                    _refuse(url, response.status, await response.read())
+                    _refuse(url, response.status, await response.read(), response.headers)
                 async for piece in response.content.iter_any():
                     *lines, rest = (rest + piece).split(b"\n\n")
                     for line in lines:
@@ -195,7 +198,7 @@ def _event(url: str, line: bytes) -> dict[str, Any]:
     if isinstance(error, dict) and isinstance(error.get("code"), int):
         _refuse(url, error["code"], line)
     if error is not None:
-        raise EngineTransientError(f"the engine broke off: {message_of(line)}")
+        raise EngineRequestError(f"the engine broke off: {message_of(line)}")
     return row
 
 
@@ -212,14 +215,14 @@ def message_of(answer: bytes) -> str:
 
 
 def table(value: Any, what: str) -> dict[str, Any]:
-    """`value` as a JSON object; EngineTransientError when it is none."""
+    """`value` as a JSON object; EngineRequestError when it is none."""
     if not isinstance(value, dict):
         raise malformed(f"{what} is no object")
     return value
 
 
 def token_ids(value: Any, what: str) -> list[int]:
-    """`value` as a list of token ids; EngineTransientError when it is none."""
+    """`value` as a list of token ids; EngineRequestError when it is none."""
     # Spelled out and stripped of all that integers are made of: a third of the time of a look at
     # the type of each.
     if not isinstance(value, list) or orjson.dumps(value).translate(None, b"-0123456789,") != b"[]":
@@ -232,17 +235,31 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def malformed(why: str) -> EngineTransientError:
+def malformed(why: str) -> EngineRequestError:
     """The error for an answer that is not what was asked for."""
-    return EngineTransientError(f"the engine's answer is malformed: {why}. It was dropped.")
+    return EngineRequestError(f"the engine's answer is malformed: {why}. It was dropped.")
 
 
-def _refuse(url: str, status: int, answer: bytes) -> NoReturn:
+def _refuse(
+    url: str, status: int, answer: bytes, headers: Mapping[str, str] | None = None
+) -> NoReturn:
     sentence = f"HTTP {status} from {url}: {message_of(answer)}"
     if status in _REFUSED:
         raise EngineRefusedError(sentence)
-    if status in _TRANSIENT or status >= 500:
-        raise EngineTransientError(sentence)
-    if status in (401, 403):
-        raise EngineError(f"{sentence}. Set its key in DFLASHQ_ENGINE_API_KEY.")
-    raise EngineError(f"{sentence}. This server does not speak the dialect of its profile.")
+    wait_s = retry_after_s((headers or {}).get("Retry-After", ""), datetime.now(UTC))
+    raise EngineRequestError(sentence, status=status, retry_after_s=wait_s)
+
+
+def retry_after_s(value: str, now: datetime) -> float:
+    """Seconds that a Retry-After header asks for, an hour at most; 0 for none that can be read.
+
+    It holds seconds or a date: RFC 9110, section 10.2.3.
+    """
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(value) - now).total_seconds()
+        except (ValueError, TypeError):  # no date, or one without a zone
+            return 0.0
+    return min(max(seconds, 0.0), _LONGEST_WAIT_S) if math.isfinite(seconds) else 0.0

@@ -6,14 +6,17 @@ import json
 
 import numpy as np
 import orjson
+import zstandard
 
 from dflashq.core import codec
 from dflashq.core.ids import NO_ID, id_array
 from dflashq.core.model import Generation, Verdict
-from dflashq.ledger.records import Kept
+from dflashq.ledger.records import Failure, Kept
 
 KeptEntry = tuple[str, bytes]
 _IDS = ("prompt_ids", "output_ids")
+# What damaged bytes raise on their way through zstd, JSON and the records.
+_DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, zstandard.ZstdError)
 _LONG = 500  # output ids from which on columns are quicker than JSON
 
 
@@ -75,19 +78,38 @@ def strike_entry(index: int, number: int) -> KeptEntry:
     return f"{index}:s{number}", b"1"
 
 
+def failure_entry(index: int, failure: Failure) -> KeptEntry:
+    """That an engine kept failing on this prompt, as `keep` stores it."""
+    row = {"worker": failure.worker, "words": failure.words}
+    return f"{index}:f", codec.compress(codec.encode_line(row), codec.BRISK)
+
+
 def decode_kept(raw: dict[bytes, bytes]) -> Kept:
-    """The fields of a kept hash: `index:slot`, `index:v`, `index:sN`, and `bytes` (its size)."""
+    """The fields of a kept hash: `index:slot`, `:v`, `:f`, `:sN`, and `bytes` (its size).
+
+    One that cannot be read costs its own prompt's work only: it is left out and named.
+    """
     kept = Kept()
-    for field, payload in raw.items():
-        index, _, part = field.decode().partition(":")
-        if not part:
+    for name, payload in raw.items():
+        field = name.decode(errors="replace")
+        if ":" not in field:
             continue
-        kept.entries[field.decode()] = payload
-        if part.startswith("s"):
-            kept.strikes[int(index)] = max(kept.strikes.get(int(index), 0), int(part[1:]))
-            continue
-        if part == "v":
-            kept.verdicts[int(index)] = Verdict(**json.loads(codec.decompress(payload)))
+        try:
+            _decode(kept, field, payload)
+        except _DAMAGE:
+            kept.damaged.append(field)
         else:
-            kept.generations[int(index), int(part)] = read_generation(payload)
+            kept.entries[field] = payload
     return kept
+
+
+def _decode(kept: Kept, field: str, payload: bytes) -> None:
+    index, _, part = field.partition(":")
+    if part.startswith("s"):
+        kept.strikes[int(index)] = max(kept.strikes.get(int(index), 0), int(part[1:]))
+    elif part == "v":
+        kept.verdicts[int(index)] = Verdict(**json.loads(codec.decompress(payload)))
+    elif part == "f":
+        kept.failures[int(index)] = Failure(**json.loads(codec.decompress(payload)))
+    else:
+        kept.generations[int(index), int(part)] = read_generation(payload)

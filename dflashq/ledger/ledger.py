@@ -91,15 +91,22 @@ class Ledger:
     # --- a lease
 
     def claim(
-        self, run: str, batch: str, worker: str, ttl_s: float, *, only: bool = False
+        self,
+        run: str,
+        batch: str,
+        worker: str,
+        ttl_s: float,
+        *,
+        only: bool = False,
+        avoid: Iterable[str] = (),
     ) -> Claim:
-        """Lease `batch`, or (unless `only`) the run's oldest pending one.
+        """Lease `batch`, or (unless `only`) the run's oldest pending one; none of those to `avoid`.
 
         The nonce makes it safe to send again when a reply is lost, which the client does by
         itself. A lease whose reply never came is nobody's and runs out.
         """
         nonce = secrets.token_hex(8)
-        got = self._call("claim", run, batch, worker, nonce, int(ttl_s * 1000), int(only))
+        got = self._call("claim", run, batch, worker, nonce, int(ttl_s * 1000), int(only), *avoid)
         if got[0] == b"none":
             return Claim(None, got[1].decode())
         return Claim(Lease(run, got[1].decode(), got[2].decode(), worker, int(got[3])))

@@ -26,17 +26,28 @@ class Claim:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an engine met again and again on one prompt, and whose engine that was."""
+
+    worker: str
+    words: str
+
+
 @dataclass(slots=True)
 class Kept:
     """Work of earlier attempts on a batch: by (index, slot), and verdicts by index.
 
-    `strikes` counts, by index, the engine deaths while that prompt was in flight; `entries` is all
-    of it as it is stored.
+    `strikes` counts, by index, the engine deaths while that prompt was in flight; `failures` are
+    the prompts on which an engine kept failing while it answered others; `entries` is all of it as
+    it is stored, `damaged` the fields that cannot be read.
     """
 
     generations: dict[tuple[int, int], Generation] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     strikes: dict[int, int] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
     entries: dict[str, bytes] = field(default_factory=dict)
 
 

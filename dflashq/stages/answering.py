@@ -16,7 +16,7 @@ from dflashq.core.errors import (
     EngineDownError,
     EngineError,
     EngineRefusedError,
-    EngineTransientError,
+    EngineRequestError,
 )
 from dflashq.core.ids import IdArray, id_array
 from dflashq.core.model import Checks, Generation, Message, Prompt, RunSpec, Sampling, Verdict, slot
@@ -25,14 +25,14 @@ from dflashq.core.sample import assistant_message
 from dflashq.engine.client import Conversation
 from dflashq.engine.turn import request_ids
 from dflashq.stages.attempt import Attempt
+from dflashq.stages.prompt_failures import PromptFailures
 from dflashq.stages.settled import Settled, short_outputs
 from dflashq.stages.station import Station
 from dflashq.stages.strikes import Strikes
 
 log = logging.getLogger(__name__)
 
-TRANSIENT_TRIES = 6
-BACKOFF_S, BACKOFF_CAP_S = 0.5, 10.0
+BACKOFF_S, BACKOFF_CAP_S = 0.5, 30.0
 EARLY = 4  # so many times the length of a loop in a finished answer ends one under way
 
 
@@ -85,7 +85,7 @@ class Answering:
     ) -> Settled:
         """All turns of a prompt, from what was kept on; ends at the first rejected turn.
 
-        EngineError when the engine kept failing on it; whatever was finished is kept.
+        PromptFailureError when this engine kept failing on it; whatever was finished is kept.
         """
         history: list[Message] = []
         drawn: list[Drawn] = []
@@ -167,30 +167,35 @@ class Answering:
     async def _generate(
         self, prompt: Prompt, history: list[Message], sampling: Sampling
     ) -> Generation:
-        """One turn; waits out an engine that is down, retries what may pass."""
-        failures, pause = 0, BACKOFF_S
+        """One turn; waits out an engine that is down or fails on everything.
+
+        PromptFailureError when it fails on this prompt and answers others.
+        """
+        failures = PromptFailures(self.station.health, self.station.gate)
+        pause_s = BACKOFF_S
         while True:
             try:
                 return await self._ask(prompt, history, sampling)
             except EngineRefusedError:
                 raise
-            except EngineDownError as exc:
-                log.debug("engine down: batch=%s index=%d: %s", self._batch, prompt.index, exc)
-                await self._blame(prompt, exc)
-            except EngineTransientError as exc:
-                failures += 1
-                log.warning("try again: batch=%s index=%d: %s", self._batch, prompt.index, exc)
-                if failures >= TRANSIENT_TRIES:
-                    raise EngineError(
-                        f"the engine failed {failures} times on prompt {prompt.index}: {exc}"
-                    ) from exc
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, BACKOFF_CAP_S)
+            except (EngineRequestError, EngineDownError) as exc:
+                log.info("try again: batch=%s index=%d: %s", self._batch, prompt.index, exc)
+                if isinstance(exc, EngineDownError) and exc.delivered:
+                    self._blame(prompt)
+                else:
+                    failures.note()
+                    if await failures.follow_prompt():
+                        raise failures.error(exc) from exc
+                asked_s = exc.retry_after_s if isinstance(exc, EngineRequestError) else 0.0
+            if self.station.health.sick:
+                # The gate is closed, and opens for everybody at once when the engine is well.
+                pause_s = BACKOFF_S
+                continue
+            await asyncio.sleep(max(asked_s, pause_s * random.uniform(0.5, 1.0)))
+            pause_s = min(pause_s * 2, BACKOFF_CAP_S)
 
-    async def _blame(self, prompt: Prompt, exc: EngineDownError) -> None:
+    def _blame(self, prompt: Prompt) -> None:
         """Strike a prompt that the engine died with; refuse one that it died with alone."""
-        if not exc.delivered:
-            return
         alone = self.strikes.alone(prompt.index)
         deaths = self.strikes.add(prompt.index)
         log.warning("engine died: batch=%s index=%d strike=%d", self._batch, prompt.index, deaths)
@@ -212,11 +217,12 @@ class Answering:
             ids = self._rendered(prompt, history)
             self._refuse_too_long(len(ids), sampling.max_new_tokens)
             engine_id = station.engine_id
-            generation = await station.client.generate(
-                *(ids, sampling, next(self.rids), station.markers.end_ids),
-                Conversation(list(history), prompt.tools, self.spec.thinking),
-                self._watch,
-            )
+            with station.health.request((self._batch, prompt.index)):
+                generation = await station.client.generate(
+                    *(ids, sampling, next(self.rids), station.markers.end_ids),
+                    Conversation(list(history), prompt.tools, self.spec.thinking),
+                    self._watch,
+                )
         except EngineDownError as exc:
             # Keep the slot until a death is seen: whoever came next would meet the same dead
             # engine, alone with it, and be blamed. Without a death nobody is.

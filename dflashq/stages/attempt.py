@@ -22,15 +22,19 @@ from dflashq.ledger.entries import encode_generation
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-DRAIN = "drain"
+DRAIN, SICK = "drain", "sick"
 
 
 class StoppedError(DflashqError):
-    """The attempt was told to stop; `why` is drain, paused, cancelled, fenced or unknown."""
+    """The attempt was told to stop; `why` is drain, sick, paused, cancelled, fenced or unknown."""
 
     def __init__(self, lease: Lease, why: str) -> None:
         self.why = why
         super().__init__(f"{lease.run}/{lease.batch}: stopped ({why})")
+
+
+class HandOverError(StoppedError):
+    """What is left of the batch should be tried on another engine; `why` says what and why."""
 
 
 class Attempt:

@@ -6,26 +6,24 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 from dflashq.blobs import commits, runs
 from dflashq.blobs.s3 import Blobs
 from dflashq.core.errors import EngineError, EngineRefusedError
-from dflashq.core.guard import Judged
 from dflashq.core.ids import IdArray, id_array
-from dflashq.core.model import Generation, ObjectRef, Prompt, RunRecord, Verdict
+from dflashq.core.model import ObjectRef, Prompt, RunRecord
 from dflashq.ledger import Kept, Ledger
-from dflashq.ledger.entries import generation_field, verdict_entry
-from dflashq.stages.answering import Answering
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.breaker import Breaker
 from dflashq.stages.commit import Committer
 from dflashq.stages.composing import Composer
-from dflashq.stages.counting import count_generation, count_settled, is_new, note_rejected
+from dflashq.stages.counting import note_rejected
 from dflashq.stages.records import Records
 from dflashq.stages.salvage import Salvage
 from dflashq.stages.settled import Settled, reject_repeated
+from dflashq.stages.settlement import Settlement
 from dflashq.stages.station import Station
-from dflashq.stages.strikes import Strikes
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +42,19 @@ class BatchWork:
         records: Records,
         salvage: Salvage,
         breaker: Breaker,
+        another_engine: Callable[[], bool],
     ) -> None:
         self._attempt, self._station, self._salvage = attempt, station, salvage
-        self._breaker = breaker
+        self._breaker, self._another_engine = breaker, another_engine
         self._ledger, self._blobs, self._records = ledger, blobs, records
 
     def run(self) -> ObjectRef:
         """Commit the batch, or adopt the commit that is there.
 
-        StoppedError and LeaseLostError when the attempt is over, ConflictError when the commit
-        object is not ours, EngineMismatchError when this engine may not answer for the run, any
-        other error when the attempt failed.
+        `another_engine()` says, without blocking, whether another worker could take the batch.
+        StoppedError (HandOverError when it should) and LeaseLostError when the attempt is over,
+        ConflictError when the commit object is not ours, EngineMismatchError when this engine may
+        not answer for the run, any other error when the attempt failed.
         """
         attempt, lease = self._attempt, self._attempt.lease
         record = attempt.patiently(lambda: self._records.run(lease.run), "reading run.json")
@@ -105,8 +105,17 @@ class BatchWork:
             *(record.name, attempt.lease.batch, attempt.lease.fence, attempt.number),
             *(len(prompts), len(kept.generations)),
         )
-        openings = self._openings(record, prompts, kept)
-        settled = station.loop.run(self._cancellable(record, prompts, kept, openings))
+        if kept.damaged:
+            log.error(
+                "kept work cannot be read and is made anew: run=%s batch=%s fields=%s",
+                *(record.name, attempt.lease.batch, kept.damaged),
+            )
+        settlement = Settlement(
+            *(attempt, station, self._breaker, record, kept),
+            self._openings(record, prompts, kept),
+            self._another_engine,
+        )
+        settled = station.loop.run(self._cancellable(settlement, prompts))
         if settled is None:
             attempt.check()
             raise EngineError("the generations of this attempt were cancelled from outside")
@@ -141,78 +150,13 @@ class BatchWork:
         return openings
 
     async def _cancellable(
-        self,
-        record: RunRecord,
-        prompts: list[Prompt],
-        kept: Kept,
-        openings: dict[int, IdArray],
+        self, settlement: Settlement, prompts: list[Prompt]
     ) -> list[Settled] | None:
         """None when the attempt was stopped, after everything has unwound."""
         loop = asyncio.get_running_loop()
-        work = loop.create_task(self._answer(record, prompts, kept, openings))
+        work = loop.create_task(settlement.run(prompts))
         self._attempt.on_stop(lambda: loop.call_soon_threadsafe(work.cancel))
         try:
             return await work
         except asyncio.CancelledError:
             return None
-
-    async def _answer(
-        self,
-        record: RunRecord,
-        prompts: list[Prompt],
-        kept: Kept,
-        openings: dict[int, IdArray],
-    ) -> list[Settled]:
-        """All prompts of the batch at once; the gate decides how many are in flight."""
-        strikes = Strikes(kept.strikes, self._keep_entry)
-        answering = Answering(
-            *(self._station, self._attempt, record.spec, strikes),
-            *(self._keep, self._keep_verdict, openings),
-        )
-        turns: dict[int, dict[int, Generation]] = {}
-        for (index, turn), generation in kept.generations.items():
-            turns.setdefault(index, {})[turn] = generation
-        answers = await asyncio.gather(
-            *(
-                self._settle_one(answering, p, turns.get(p.index, {}), kept.verdicts.get(p.index))
-                for p in prompts
-            ),
-            # One prompt's failure must not throw away what the others have in flight.
-            return_exceptions=True,
-        )
-        settled = [answer for answer in answers if isinstance(answer, Settled)]
-        faults = [answer for answer in answers if isinstance(answer, BaseException)]
-        if faults:
-            raise EngineError(
-                f"{len(faults)} of {len(prompts)} prompts failed, the others are kept; "
-                f"the first: {faults[0]}"
-            ) from faults[0]
-        return settled
-
-    async def _settle_one(
-        self,
-        answering: Answering,
-        prompt: Prompt,
-        kept: dict[int, Generation],
-        verdict: Verdict | None,
-    ) -> Settled:
-        settled = await answering.settle(prompt, kept, verdict)
-        if verdict is None and is_new(settled, len(kept)):
-            count_settled(self._attempt.lease, settled)
-        # What was kept has been counted when it was generated.
-        if verdict is None and settled.counts["generations"] > len(kept):
-            lease = self._attempt.lease
-            key = f"{lease.batch} index {settled.index}"
-            tokens = settled.counts["output_tokens"]
-            self._breaker.note(lease.run, Judged(key, settled.reason, tokens))
-        return settled
-
-    def _keep(self, index: int, slot: int, generation: Generation) -> None:
-        count_generation(self._attempt.lease.run, generation)
-        self._keep_entry(generation_field(index, slot), generation)
-
-    def _keep_verdict(self, index: int, verdict: Verdict) -> None:
-        self._keep_entry(*verdict_entry(index, verdict))
-
-    def _keep_entry(self, field: str, payload: bytes | Generation) -> None:
-        self._station.keeping.add(self._attempt, field, payload)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
-from dflashq.core.errors import EngineError, EngineRefusedError, EngineTransientError
+from dflashq.core.errors import EngineError, EngineRefusedError, EngineRequestError
 from dflashq.core.model import Generation, Sampling
 from dflashq.engine.sglang import SGLangClient
 from dflashq.engine.turn import request_ids
@@ -128,7 +128,7 @@ async def _ask_all(
         began = time.monotonic()
         try:
             tally.done.append(await client.generate(ids, sampling, next(tally.rids), end_ids))
-        except (EngineRefusedError, EngineTransientError) as exc:
+        except (EngineRefusedError, EngineRequestError) as exc:
             log.warning("not counted: %s", exc)
             tally.refused += 1
             continue

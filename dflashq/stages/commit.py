@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from dflashq.blobs.commits import Commit, read_commit, write_commit
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec
-from dflashq.core.model import ObjectRef, counters
+from dflashq.core.model import ObjectRef, Verdict, counters
 from dflashq.ledger import Ledger
 from dflashq.stages.attempt import Attempt
+from dflashq.stages.composing import RowError
 from dflashq.stages.settled import Settled
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,27 @@ def counts_of(settled: Iterable[Settled]) -> dict[str, int]:
         counts["accepted" if one.reason is None else f"rejected_{one.reason}"] += 1
         counts.update(one.counts)
     return dict(counts)
+
+
+def encoded(
+    settled: list[Settled], line: Callable[[Settled], bytes]
+) -> tuple[list[Settled], bytes, bytes | None]:
+    """(the verdicts, the accepted rows, the rejected ones or None), each in one zstd frame.
+
+    A prompt whose row cannot be made is rejected, and costs the others nothing.
+    """
+    rows = settled
+    while True:
+        good = [one for one in rows if one.verdict.accepted]
+        bad = [one for one in rows if not one.verdict.accepted]
+        try:
+            accepted = codec.compress_all(map(line, good), codec.BRISK)
+        except RowError as exc:
+            log.error("no row can be made of an answer: index=%d: %s", exc.index, exc)
+            verdict = Verdict("internal_error", str(exc))
+            rows = [replace(r, verdict=verdict) if r.index == exc.index else r for r in rows]
+            continue
+        return rows, accepted, codec.compress_all(map(line, bad), codec.BRISK) if bad else None
 
 
 class Committer:
@@ -49,14 +72,10 @@ class Committer:
     def commit(self, settled: list[Settled], line: Callable[[Settled], bytes]) -> ObjectRef:
         """Upload and complete; whoever committed first, the object on S3 is what counts.
 
-        `line` gives the encoded row of a prompt.
+        `line` gives the encoded row of a prompt; one that cannot be made (RowError) rejects it.
         """
         lease = self._attempt.lease
-        rows = sorted(settled, key=lambda one: one.index)
-        good = [one for one in rows if one.verdict.accepted]
-        bad = [one for one in rows if not one.verdict.accepted]
-        accepted = codec.compress_all(map(line, good), codec.BRISK)
-        rejected = codec.compress_all(map(line, bad), codec.BRISK) if bad else None
+        rows, accepted, rejected = encoded(sorted(settled, key=lambda one: one.index), line)
         ref = self._attempt.patiently(
             lambda: write_commit(
                 self._blobs,

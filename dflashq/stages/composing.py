@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflashq.core import codec
 from dflashq.core.answer import split_answer
+from dflashq.core.errors import DflashqError
 from dflashq.core.model import Generation, Prompt, RunSpec
 from dflashq.core.output import Output
 from dflashq.core.sample import conversation, rejected_row, sample_row
 from dflashq.engine.render import Renderer
 from dflashq.ledger.entries import generation_field, read_generation
 from dflashq.stages.settled import Settled
+
+log = logging.getLogger(__name__)
+
+
+class RowError(DflashqError):
+    """No row can be made of a prompt's answers, though they were judged good."""
+
+    def __init__(self, index: int, cause: Exception) -> None:
+        self.index = index
+        super().__init__(
+            f"its row could not be composed: {type(cause).__name__}: {str(cause)[:500]}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +44,23 @@ class Composer:
     entries: Mapping[str, bytes | Generation]
 
     def line(self, one: Settled) -> bytes:
-        """The encoded row of a settled prompt; KeyError when its work was not kept."""
+        """The encoded row of a settled prompt.
+
+        RowError when no row can be made of an accepted one. A rejected prompt always has a row: at
+        worst without its answers.
+        """
+        try:
+            return self._line(one)
+        except (OSError, MemoryError):
+            raise
+        except Exception as exc:
+            if one.verdict.accepted:
+                raise RowError(one.index, exc) from exc
+            log.warning("rejected without its answers: index=%d: %s", one.index, exc)
+            bare = sample_row(self.prompts[one.index], [], [], 0, self.attempt, [])
+            return codec.encode_generated(rejected_row(bare, one.verdict))
+
+    def _line(self, one: Settled) -> bytes:
         prompt, markers = self.prompts[one.index], self.renderer.markers()
         fields = (generation_field(one.index, slot) for slot in one.slots)
         generations = [self._generation(self.entries[field]) for field in fields]

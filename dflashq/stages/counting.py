@@ -14,7 +14,9 @@ REJECTIONS = "dflashq.rejections"
 _rejections = logging.getLogger(REJECTIONS)
 
 # Verdicts given without a generation: nothing of theirs shows that they are new.
-_REFUSALS = frozenset({"refused_input", "too_long", "engine_crash"})
+_REFUSALS = frozenset(
+    {"refused_input", "too_long", "engine_crash", "engine_error", "internal_error"}
+)
 
 
 def count_generation(run: str, generation: Generation) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from dflashq.blobs.s3 import Blobs
@@ -20,9 +21,10 @@ from dflashq.core.errors import (
     LedgerUnreachableError,
 )
 from dflashq.ledger import Lease, LeaseKeeper, Ledger
-from dflashq.stages.attempt import DRAIN, Attempt, StoppedError
+from dflashq.stages.attempt import DRAIN, SICK, Attempt, HandOverError, StoppedError
 from dflashq.stages.batch import BatchWork
 from dflashq.stages.breaker import Breaker
+from dflashq.stages.peers import healthy_peers
 from dflashq.stages.records import Records
 from dflashq.stages.salvage import Salvage
 from dflashq.stages.station import Station
@@ -32,13 +34,15 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0
 UNKNOWN = "unknown"
+AVOID_S = 600.0  # so long a batch that should be tried on another engine is left to others
 
 
 class Generator:
     """Works on the batches of one worker; `handle` runs in as many threads as batches overlap.
 
     `taken` counts the hints taken so far, for whoever watches the consumer; `refused` says, by
-    run, why this engine may not answer for it.
+    run, why this engine may not answer for it; `peers` are the healthy workers that serve the same
+    queue, as they were seen last.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Generator:
         self._active: set[Attempt] = set()
         self._changed = threading.Condition()
         self.refused: dict[str, str] = {}
+        self.peers: list[str] = []
+        self._avoid: dict[tuple[str, str], float] = {}
         self.draining = threading.Event()
 
     def handle(self, run: str, batch: str) -> str:
@@ -68,12 +74,30 @@ class Generator:
         story is in the ledger.
         """
         self.taken += 1
+        if self._withdrawn():
+            return "left to healthy workers: the engine is sick"
         try:
             lease = self._claim(run, batch)
         except LedgerError as exc:
             log.warning("hint dropped, the sweep will repeat it: run=%s: %s", run, exc)
             return "the ledger did not answer"
         return "nothing to do" if lease is None else self._work_on(lease)
+
+    def look_at_peers(self) -> None:
+        """See who else is well; a worker whose engine is sick leaves its batches to them.
+
+        Called by the worker's clock. Blocks on Redis; LedgerError.
+        """
+        self.peers = healthy_peers(
+            self._ledger, self.queue, self._worker, self.settings.lease_ttl_s
+        )
+        if self._withdrawn():
+            for attempt in self.active():
+                attempt.stop(SICK)
+
+    def _withdrawn(self) -> bool:
+        """Whether this engine fails on everything and another worker is well. Does not block."""
+        return self._station.health.withdrawn and bool(self.peers)
 
     def reclaim(self) -> None:
         """Go on with batches whose ledger was wiped, once it knows their runs again.
@@ -154,12 +178,23 @@ class Generator:
             if self.draining.is_set():
                 return None
             claim = self._ledger.claim(
-                name, wanted, self._worker, self.settings.lease_ttl_s, only=bool(wanted)
+                name,
+                wanted,
+                self._worker,
+                self.settings.lease_ttl_s,
+                only=bool(wanted),
+                avoid=self._avoided(name),
             )
             if claim.lease is not None:
                 return claim.lease
             log.debug("nothing to claim: run=%s: %s", name, claim.why)
         return None
+
+    def _avoided(self, run: str) -> list[str]:
+        """Batches of a run that failed here and wait for another engine, while there is one."""
+        now = time.monotonic()
+        self._avoid = {key: until for key, until in list(self._avoid.items()) if until > now}
+        return [batch for name, batch in self._avoid if name == run] if self.peers else []
 
     def _candidates(self, run: str, batch: str) -> Iterator[tuple[str, str]]:
         if run not in self.refused:
@@ -188,10 +223,13 @@ class Generator:
         work = BatchWork(
             *(attempt, self._station, self._ledger, self._blobs, self._records, self._salvage),
             breaker=self._breaker,
+            another_engine=lambda: bool(self.peers),
         )
         try:
             ref = work.run()
         except StoppedError as exc:
+            if isinstance(exc, HandOverError):
+                self._avoid[attempt.lease.run, attempt.lease.batch] = time.monotonic() + AVOID_S
             return self._hand_back(attempt, exc.why)
         except LeaseLostError as exc:
             return self._lose(attempt, exc)
@@ -218,6 +256,8 @@ class Generator:
             _count(attempt, "held")
             self._hold(attempt)
             return f"{attempt.lease.run}/{attempt.lease.batch} held: the ledger was wiped"
+        if why == SICK:
+            why = self._station.sick or "its engine was sick"
         if not self._station.keeping.flush(attempt, FLUSH_S):
             log.warning(
                 "handed back before all finished work was kept: run=%s batch=%s",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,10 +15,10 @@ from pydantic import SecretStr
 from dflashq.core import codec
 from dflashq.core.errors import EngineDownError
 from dflashq.core.markers import Markers
-from dflashq.core.model import canonical_json
+from dflashq.core.model import Message, Sampling, canonical_json
 from dflashq.core.secrecy import without_secrets
 from dflashq.engine.admission import Admission
-from dflashq.engine.client import EngineClient, open_client
+from dflashq.engine.client import Conversation, EngineClient, open_client
 from dflashq.engine.expect import running_limit
 from dflashq.engine.gate import Gate
 from dflashq.engine.metrics import Vitals
@@ -26,6 +27,7 @@ from dflashq.engine.render import Renderer
 from dflashq.engine.truth import Truth
 from dflashq.ledger import Lease
 from dflashq.stages.attempt import Attempt
+from dflashq.stages.engine_health import EngineHealth
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
 
@@ -36,6 +38,7 @@ DRAINING = "draining"
 # SGLang's main process outlives its scheduler by up to 8 s.
 DEATH_WAIT_S = 15.0
 ERROR_CHARS = 500
+_SAY: list[Message] = [{"role": "user", "content": "Say something."}]
 
 
 class Station:
@@ -57,6 +60,14 @@ class Station:
         self.markers: Markers = renderer.markers()
         self.gate = Gate(1, loop.loop)
         self.gate.threadsafe_close(ENGINE_DOWN)
+        self.health = EngineHealth(
+            self.gate,
+            self._probe,
+            lambda: self._admission.limit if self._admission is not None else 1,
+            self.note_error,
+            None if profile.launch.kind == "external" else self._restart_engine,
+            profile.launch.sick_s,
+        )
         self._client: EngineClient | None = None
         # A key is for servers that others run; one of ours has none.
         self._api_key = api_key if profile.launch.kind == "external" else None
@@ -64,14 +75,15 @@ class Station:
         self.vitals: Vitals | None = None
         self.engine_id = ""
         self.last_error = ""
-        self.sick = ""
         self.output_tokens = 0
         self.engine_records: dict[str, dict[str, Any]] = {}
         self.context_length: int | None = profile.model.context_length
         self.forgive: Callable[[int], None] = lambda deaths: None
+        self.restart: Callable[[str], None] = lambda reason: None
         self.proven: Callable[[Lease], bool] = lambda lease: True
         self._attempts: set[Attempt] = set()
         self._dead = asyncio.Event()
+        self._ended_by_us = False
 
     @property
     def client(self) -> EngineClient:
@@ -97,6 +109,8 @@ class Station:
             await self._client.open()
         self._client.base_url = base_url
         self._dead.clear()
+        self._ended_by_us = False
+        self.health.reset()
         self.gate.set_limit(limit)
         self.gate.open(ENGINE_DOWN)
 
@@ -110,7 +124,30 @@ class Station:
         admission = self._admission
         if admission is not None and admission.see(time.monotonic(), vitals):
             log.info("%d generations in flight from now on: %s", admission.limit, admission.why)
-            self.loop.loop.call_soon_threadsafe(self.gate.set_limit, admission.limit)
+            self.loop.loop.call_soon_threadsafe(self._apply_limit, admission.limit)
+
+    def _apply_limit(self, limit: int) -> None:
+        if not self.health.on_trial:
+            self.gate.set_limit(limit)
+
+    @property
+    def sick(self) -> str:
+        """Why the engine counts as sick: it answers with errors only. Empty while it is well."""
+        return self.health.sick
+
+    async def _probe(self) -> None:
+        """One token for a short prompt; EngineError when none comes."""
+        ids = self.renderer.render(_SAY, None, thinking=False)
+        await self.client.generate(
+            *(ids, Sampling(temperature=0.0, max_new_tokens=1), f"probe-{secrets.token_hex(13)}"),
+            self.markers.end_ids,
+            Conversation(_SAY, None, thinking=False),
+        )
+
+    def _restart_engine(self, reason: str) -> None:
+        """Have the supervisor start another engine; no prompt in flight is to blame for that."""
+        self._ended_by_us = True
+        self.restart(reason)
 
     def engine_down(self, reason: str) -> None:
         """Admit nobody until `engine_ready`; batches wait, they do not fail.
@@ -123,6 +160,7 @@ class Station:
         self.gate.threadsafe_close(ENGINE_DOWN)
         self.loop.loop.call_soon_threadsafe(self._dead.set)
         self.loop.submit(self._hang_up())
+        self.loop.loop.call_soon_threadsafe(self.health.reset)
 
     def note_error(self, sentence: str) -> None:
         """Remember what went wrong last, and when: people look at it from afar."""
@@ -157,13 +195,13 @@ class Station:
     async def saw_death(self) -> bool:
         """Whether the engine that dropped a request is dead; waits for its supervisor to see it.
 
-        False: the connection was lost for another reason, nobody is to blame.
+        False: the connection was lost for another reason, or we ended it: nobody is to blame.
         """
         try:
             await asyncio.wait_for(self._dead.wait(), DEATH_WAIT_S)
         except TimeoutError:
             return False
-        return True
+        return not self._ended_by_us
 
     async def admit(self, attempt: Attempt, *, alone: bool = False) -> None:
         """Wait for a slot of the engine, to be given back by `gate.leave`.

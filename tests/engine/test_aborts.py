@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflashq.core.errors import EngineDownError, EngineTransientError
+from dflashq.core.errors import EngineDownError, EngineRequestError
 from dflashq.core.model import Sampling
 from dflashq.engine.client import Conversation
 from dflashq.engine.openai import OpenAIClient
@@ -105,7 +105,7 @@ def test_hanging_up_ends_what_is_under_way_and_nothing_else(engine: EmulatedEngi
             again = asyncio.create_task(client.generate([8], Sampling(), "dfq-again", {2}))
             await running(client, 1)
             await client.abort("dfq-again")
-            with pytest.raises(EngineTransientError, match="aborted"):
+            with pytest.raises(EngineRequestError, match="aborted"):
                 await again
 
     asyncio.run(scene())

@@ -17,7 +17,7 @@ from dflashq.core.errors import (
     EngineDownError,
     EngineError,
     EngineRefusedError,
-    EngineTransientError,
+    EngineRequestError,
 )
 from dflashq.core.model import Generation, Sampling
 from dflashq.engine.metrics import parse_metrics
@@ -137,7 +137,7 @@ ABORT = {"type": "abort", "message": "Aborted", "status_code": None}
     ],
 )
 def test_what_is_not_a_sample(row: Any, sentence: str) -> None:
-    with pytest.raises(EngineTransientError, match=sentence):
+    with pytest.raises(EngineRequestError, match=sentence):
         ask(answering(row))
 
 
@@ -151,12 +151,12 @@ FLAT = {"object": "error", "message": "The input (9031 tokens) is longer", "code
         (400, EngineRefusedError),
         (413, EngineRefusedError),
         (422, EngineRefusedError),
-        (408, EngineTransientError),
-        (409, EngineTransientError),
-        (425, EngineTransientError),
-        (429, EngineTransientError),
-        (500, EngineTransientError),
-        (503, EngineTransientError),
+        (408, EngineRequestError),
+        (409, EngineRequestError),
+        (425, EngineRequestError),
+        (429, EngineRequestError),
+        (500, EngineRequestError),
+        (503, EngineRequestError),
         (401, EngineError),
         (404, EngineError),
     ],
@@ -253,7 +253,7 @@ def test_against_the_emulated_engine() -> None:
             while (await client.metrics())["sglang:num_running_reqs"] == 0:
                 assert not slow.done()
             await client.abort("dfq-b")
-            with pytest.raises(EngineTransientError, match="aborted"):
+            with pytest.raises(EngineRequestError, match="aborted"):
                 await slow
             long = Sampling(max_new_tokens=32768)
             with pytest.raises(EngineRefusedError, match="maximum context length"):

@@ -16,8 +16,8 @@ from dflashq.core.errors import (
     EngineError,
     EngineMismatchError,
     EngineRefusedError,
+    EngineRequestError,
     EngineStartError,
-    EngineTransientError,
 )
 from dflashq.core.model import Generation, Sampling
 from dflashq.engine import readiness
@@ -252,7 +252,7 @@ def test_how_an_answer_ended(choice: dict[str, Any], finish: str, matched: Any) 
     ],
 )
 def test_what_is_not_a_sample(row: Any, sentence: str) -> None:
-    with pytest.raises(EngineTransientError, match=sentence):
+    with pytest.raises(EngineRequestError, match=sentence):
         read_chat(row, [1, 2], frozenset({2}))
 
 

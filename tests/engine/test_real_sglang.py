@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflashq.core.errors import EngineRefusedError, EngineTransientError
+from dflashq.core.errors import EngineRefusedError, EngineRequestError
 from dflashq.core.model import Sampling
 from dflashq.engine.expect import effective_running_limit, lookup
 from dflashq.engine.render import Renderer
@@ -134,7 +134,7 @@ def test_an_abort_is_no_sample(sglang_server: str) -> None:
         while not rest.done():
             await client.abort("dfq-test-abort")
             await asyncio.wait({rest}, timeout=0.02)
-        with pytest.raises(EngineTransientError, match="aborted"):
+        with pytest.raises(EngineRequestError, match="aborted"):
             await asked
 
     play(sglang_server, scene)

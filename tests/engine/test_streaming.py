@@ -13,7 +13,7 @@ from dflashq.core.errors import (
     EngineDownError,
     EngineError,
     EngineRefusedError,
-    EngineTransientError,
+    EngineRequestError,
 )
 from dflashq.core.model import Generation, Sampling
 from dflashq.engine.render import Renderer
@@ -97,7 +97,7 @@ def test_a_refusal_of_a_stream_is_a_refusal(engine: EmulatedEngine) -> None:
     with pytest.raises(EngineRefusedError, match="refuses this prompt"):
         ask(engine.url, lambda _: None)
     engine.set_faults(http_400=0.0, http_503=1.0)
-    with pytest.raises(EngineTransientError, match="HTTP 503"):
+    with pytest.raises(EngineRequestError, match="HTTP 503"):
         ask(engine.url, lambda _: None)
 
 
@@ -175,16 +175,16 @@ def test_pieces_may_be_cut_anywhere() -> None:
 @pytest.mark.parametrize(
     ("chunks", "kind", "sentence"),
     [
-        ([piece(FIRST)], EngineTransientError, "ended before the answer did"),
-        ([piece(FIRST), b"data: {cut\n\n"], EngineTransientError, "is no JSON"),
-        ([piece({"error": {"message": "no room"}})], EngineTransientError, "broke off: no room"),
-        ([piece(FIRST), failure(500)], EngineTransientError, "HTTP 500 .* too long"),
+        ([piece(FIRST)], EngineRequestError, "ended before the answer did"),
+        ([piece(FIRST), b"data: {cut\n\n"], EngineRequestError, "is no JSON"),
+        ([piece({"error": {"message": "no room"}})], EngineRequestError, "broke off: no room"),
+        ([piece(FIRST), failure(500)], EngineRequestError, "HTTP 500 .* too long"),
         ([failure(400)], EngineRefusedError, "HTTP 400 .* too long"),
-        ([piece({**FIRST, "output_ids": ["a"]})], EngineTransientError, "no list of token ids"),
+        ([piece({**FIRST, "output_ids": ["a"]})], EngineRequestError, "no list of token ids"),
         # Without --incremental-streaming-output every piece begins at the first id.
         (
             [piece(FIRST), piece({**LAST, "output_ids": [5, 6, 2]})],
-            EngineTransientError,
+            EngineRequestError,
             "counts 3 tokens and carries 5",
         ),
     ],
