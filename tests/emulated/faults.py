@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tests.emulated.answers import unit
 
@@ -18,6 +20,7 @@ CONTENT = (
     "corrupt_end",
     "bad_markup",
     "http_400",
+    "refused",
     "hang_requests",
     "endless",
 )
@@ -49,6 +52,7 @@ class Faults(BaseModel):
     corrupt_end: float = Fraction
     bad_markup: float = Fraction
     http_400: float = Fraction
+    refused: float = Fraction
     hang_requests: float = Fraction
     endless: float = Fraction
 
@@ -58,6 +62,22 @@ class Faults(BaseModel):
     reset: float = Fraction
     garbage: float = Fraction
     altered_prompt: float = Fraction
+    refused_over: int = Field(0, ge=0, description="`refused` for every prompt of more ids; 0: off")
+    refused_how: Literal["status", "close", "garbage"] = Field(
+        "status", description="an HTTP error, no answer at all, or 200 with a body cut short"
+    )
+    refused_status: int = Field(500, ge=400, le=599, description="the HTTP status of `refused`")
+    every_status: int = Field(
+        0, description="an engine that only errs: every request gets this HTTP status; 0: off"
+    )
+    retry_after_s: float = Field(
+        0.0, ge=0, description="the Retry-After of every 429 and 503; 0: none"
+    )
+    spare_short: int = Field(
+        0,
+        ge=0,
+        description="prompts of at most so many ids meet neither `refused` nor `every_status`",
+    )
     transient_tries: int | None = Field(
         None, ge=1, description="only the first N requests of a prompt meet transient faults"
     )
@@ -87,13 +107,27 @@ class Faults(BaseModel):
                 raise ValueError(f"the fractions of {', '.join(group)} sum to {total}")
         return self
 
+    @field_validator("every_status")
+    @classmethod
+    def _is_error(cls, status: int) -> int:
+        if status and not 400 <= status <= 599:
+            raise ValueError(f"{status} is no HTTP error")
+        return status
+
     def changed(self, changes: dict[str, object]) -> Faults:
         """These faults with `changes`; pydantic's ValidationError when they make no sense."""
         return Faults.model_validate({**self.model_dump(), **changes})
 
-    def content(self, prompt: str, seed: int) -> str:
-        """The content fault of a prompt (its hash), or an empty string."""
-        return self._pick(CONTENT, unit(seed, "content", prompt))
+    def content(self, prompt: str, seed: int, length: int) -> str:
+        """The content fault of a prompt (its hash) of `length` ids, or an empty string."""
+        fault = self._pick(CONTENT, unit(seed, "content", prompt))
+        if self.refused_over and length > self.refused_over:
+            fault = "refused"
+        return "" if fault == "refused" and length <= self.spare_short else fault
+
+    def errs(self, length: int) -> bool:
+        """True when the engine only errs, and does not spare prompts of `length` ids."""
+        return bool(self.every_status) and length > self.spare_short
 
     def transient(self, prompt: str, seed: int, tries: int) -> str:
         """The transient fault of the `tries`-th request (from 1) for a prompt, or ''."""

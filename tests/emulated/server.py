@@ -22,6 +22,7 @@ from tests.emulated.answers import Answer, Voice, prompt_hash, unit
 from tests.emulated.batching import Batch, Entry, Outcome, Pace
 from tests.emulated.chat import VLLM, Chat, keyed
 from tests.emulated.faults import Faults
+from tests.emulated.refusals import fail, garbage, http_error, refusal, refuse_for_ever
 from tests.emulated.stats import Stats
 from tests.emulated.stream import Stream
 from tests.emulated.template import Template
@@ -128,22 +129,29 @@ class Emulated:
         try:
             asked = self._read(given)
         except ValueError as exc:
-            return _refusal(str(exc))
+            return refusal(str(exc))
         self.stats.note("received", asked.rid, asked.hash, tokens=len(asked.ids))
-        refused = shapes.too_long(len(asked.ids), asked.max_new_tokens, self.options.context_length)
+        length = len(asked.ids)
+        if self.faults.errs(length):
+            self.stats.note("failed", asked.rid, asked.hash, fault="every_status")
+            return fail(self.faults)
+        refused = shapes.too_long(length, asked.max_new_tokens, self.options.context_length)
         seed = self.options.voice.seed
-        content = self.faults.content(asked.hash, seed)
+        content = self.faults.content(asked.hash, seed, length)
+        if content == "refused":
+            self.stats.note("refused", asked.rid, asked.hash, fault=content)
+            return refuse_for_ever(request, self.faults, streamed=bool(asked.every))
         if content == "http_400":
             refused = "the emulated engine refuses this prompt"
         if refused is not None:
             self.stats.note("refused", asked.rid, asked.hash)
             if asked.every:
                 return await Stream(request, asked.every).refuse(refused)
-            return _refusal(refused)
+            return refusal(refused)
         transient = self.faults.transient(asked.hash, seed, asked.tries)
         if transient in ("http_500", "http_503"):
             self.stats.note("failed", asked.rid, asked.hash, fault=transient)
-            return _http_error(int(transient[-3:]))
+            return http_error(int(transient[-3:]), self.faults)
         return await self._serve(request, asked, content, transient)
 
     async def _serve(
@@ -164,7 +172,7 @@ class Emulated:
             return web.Response(status=500)
         if transient == "garbage":
             self.stats.note("failed", asked.rid, asked.hash, fault=transient)
-            return web.Response(text='{"text": "cut of', content_type="application/json")
+            return garbage()
         aborted = outcome.aborted or transient == "abort"
         body = self._body(asked, answer, outcome, aborted)
         if transient == "altered_prompt" and asked.echo:
@@ -330,7 +338,7 @@ class Emulated:
         try:
             ids = self.template.tokens(body)
         except jinja2.TemplateError as exc:
-            return _refusal(str(exc))
+            return refusal(str(exc))
         limit = self.options.context_length
         return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": limit})
 
@@ -363,22 +371,12 @@ class Emulated:
         try:
             self.set_faults(await request.json())
         except ValidationError as exc:
-            return _refusal(str(exc))
+            return refusal(str(exc))
         return web.json_response(self.faults.model_dump())
 
     async def clear_faults(self, _request: web.Request) -> web.Response:
         self.set_faults(Faults().model_dump())
         return web.json_response(self.faults.model_dump())
-
-
-def _refusal(message: str) -> web.Response:
-    return web.json_response({"error": {"message": message}}, status=400)
-
-
-def _http_error(status: int) -> web.Response:
-    message = "The request queue is full." if status == 503 else "Internal Server Error"
-    body = {"object": "error", "message": message, "type": str(status), "param": None}
-    return web.json_response({**body, "code": status}, status=status)
 
 
 def _die() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ from tests.emulated import EmulatedEngine, prompt_hash, read_stats
 from tests.emulated.answers import Lengths, Voice
 from tests.emulated.asking import CLOSE, END, Row, ask, ask_many, body, metric, wait_until
 from tests.emulated.faults import CONTENT, Faults
+from tests.emulated.profile import token_options
+from tests.emulated.refusals import ERRS, REFUSED
+
+NO_ANSWER = ("http_400", "refused", "hang_requests")
+STREAMED = {"stream": True, "sampling_params": {"max_new_tokens": 200, "stream_interval": 4}}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def _no_faults(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("engine").set_faults()
 
 
-@pytest.mark.parametrize("fault", [f for f in CONTENT if f not in ("http_400", "hang_requests")])
+@pytest.mark.parametrize("fault", [f for f in CONTENT if f not in NO_ANSWER])
 def test_content_faults(engine: EmulatedEngine, fault: str) -> None:
     engine.set_faults(**{fault: 1.0})
     row = ask(engine, [8, 8, 8], limit=900 if fault == "looping" else 60).json()
@@ -116,12 +122,106 @@ def test_a_permanent_refusal(engine: EmulatedEngine) -> None:
     assert {ask(engine, [12]).status_code for _ in range(3)} == {400}
 
 
+@pytest.mark.parametrize("more", [{}, STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("status", [403, 451, 500])
+def test_a_gateway_refuses_a_prompt_with_any_status(
+    engine: EmulatedEngine, status: int, more: Row
+) -> None:
+    engine.set_faults(refused=1.0, refused_status=status)
+    answers = [ask(engine, [14], **more) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {status}
+    assert {answer.json()["error"]["message"] for answer in answers} == {REFUSED}
+    assert all("Retry-After" not in answer.headers for answer in answers)
+
+
+@pytest.mark.parametrize("more", [{}, STREAMED], ids=["whole", "streamed"])
+def test_a_gateway_refuses_without_an_answer(engine: EmulatedEngine, more: Row) -> None:
+    engine.set_faults(refused=1.0, refused_how="close")
+    for _ in range(2):
+        with pytest.raises(requests.ConnectionError):
+            ask(engine, [15], **more)
+    engine.set_faults(refused_how="garbage")
+    answer = ask(engine, [15], **more)
+    assert answer.status_code == 200
+    with pytest.raises(ValueError, match=r"Unterminated string|Invalid control"):
+        json.loads(answer.text.removeprefix("data: "))
+
+
+def test_a_refused_share_is_the_same_prompts_in_every_request(engine: EmulatedEngine) -> None:
+    before = engine.stats()
+    engine.set_faults(refused=0.5, refused_status=403)
+    prompts = [[16, n] for n in range(20)]
+    answered = [[ask(engine, ids).status_code for ids in prompts] for _ in range(2)]
+    assert answered[0] == answered[1]
+    assert set(answered[0]) == {200, 403}
+    after = engine.stats()
+    assert after["refused"] - before["refused"] == 2 * answered[0].count(403)
+
+
+def test_a_gateway_refuses_what_is_too_long_for_it(engine: EmulatedEngine) -> None:
+    engine.set_faults(refused_over=3, refused_status=413)
+    assert [ask(engine, [17] * n).status_code for n in (2, 3, 4, 5)] == [200, 200, 413, 413]
+    engine.set_faults(spare_short=4)
+    assert [ask(engine, [17] * n).status_code for n in (4, 5)] == [200, 413]
+
+
+@pytest.mark.parametrize("more", [{}, STREAMED], ids=["whole", "streamed"])
+def test_an_engine_only_errs(engine: EmulatedEngine, more: Row) -> None:
+    engine.set_faults(every_status=429, retry_after_s=7, spare_short=2)
+    answer = ask(engine, [18, 18, 18], **more)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "7")
+    assert answer.json()["error"]["message"] == ERRS
+    assert ask(engine, [18, 18], **more).status_code == 200
+    engine.set_faults(every_status=500)
+    answer = ask(engine, [18, 18, 18], **more)
+    assert answer.status_code == 500
+    assert "Retry-After" not in answer.headers
+    engine.set_faults(every_status=0)
+    assert ask(engine, [18, 18, 18], **more).status_code == 200
+
+
+def test_a_full_queue_says_when_to_come_again(engine: EmulatedEngine) -> None:
+    engine.set_faults(http_503=1.0, retry_after_s=0.5)
+    answer = ask(engine, [19])
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "0.5")
+
+
+@pytest.mark.parametrize("faults", [{"every_status": 200}, {"refused_status": 302}])
+def test_only_errors_are_error_statuses(faults: Row) -> None:
+    with pytest.raises(ValueError, match=next(iter(faults))):
+        Faults.model_validate(faults)
+
+
+def test_chat_completions_are_refused_alike(tiny_model: Path) -> None:
+    options = token_options(tiny_model) | {"tokenizer": tiny_model, "chat": "sglang"}
+    messages = [{"role": "user", "content": "What is 12 + 30?"}]
+
+    def chat() -> requests.Response:
+        chat_url = f"{server.url}/v1/chat/completions"
+        return requests.post(chat_url, json={"messages": messages}, timeout=20)
+
+    with EmulatedEngine(**options) as server:
+        assert chat().status_code == 200
+        server.set_faults(refused=1.0, refused_status=451)
+        refused = chat()
+        assert (refused.status_code, refused.json()["error"]["message"]) == (451, REFUSED)
+        server.set_faults(refused_how="close")
+        with pytest.raises(requests.ConnectionError):
+            chat()
+        server.set_faults(refused_how="garbage")
+        with pytest.raises(requests.JSONDecodeError):
+            chat().json()
+        server.set_faults(refused=0.0, every_status=503, retry_after_s=2)
+        failed = chat()
+        assert (failed.status_code, failed.headers["Retry-After"]) == (503, "2")
+
+
 def test_fractions_are_shares_of_prompts() -> None:
     faults = Faults(stub=0.2, looping=0.1)
-    picked = [faults.content(prompt_hash([n]), 0) for n in range(3000)]
+    picked = [faults.content(prompt_hash([n]), 0, 1) for n in range(3000)]
     assert 0.17 < picked.count("stub") / 3000 < 0.23
     assert 0.08 < picked.count("looping") / 3000 < 0.12
-    assert picked == [faults.content(prompt_hash([n]), 0) for n in range(3000)]
+    assert picked == [faults.content(prompt_hash([n]), 0, 1) for n in range(3000)]
     with pytest.raises(ValueError, match="sum to"):
         Faults(stub=0.8, nan=0.3)
     with pytest.raises(ValueError, match="Extra inputs"):
