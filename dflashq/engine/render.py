@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dflashq.core.errors import ConfigError, EngineRefusedError
+from dflashq.core.errors import ConfigError, DflashqError, EngineRefusedError
 from dflashq.core.ids import Ids, id_array
 from dflashq.core.markers import Markers, blank_ids
 from dflashq.core.model import Message, canonical_json
@@ -188,7 +188,7 @@ def _refusing(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, MemoryError):
+    except (DflashqError, OSError, MemoryError):
         raise
     except Exception as exc:
         raise EngineRefusedError(f"{what}: {exc or type(exc).__name__}") from exc

@@ -140,7 +140,13 @@ class Wire:
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._session is None:
             raise EngineError("the client is not open: use it in `async with`.")
-        return self._session.request(method, url, data=body, timeout=_limit(limit_s))
+        return self._session.request(
+            method,
+            url,
+            data=body,
+            timeout=_limit(limit_s),
+            allow_redirects=False,  # prompts go where the settings say, and nowhere else
+        )
 
     def _new_session(self) -> aiohttp.ClientSession:
         headers = {"Content-Type": "application/json"}

@@ -44,13 +44,15 @@ class Composer:
     entries: Mapping[str, bytes | Generation]
 
     def line(self, one: Settled) -> bytes:
-        """The encoded row of a settled prompt.
+        """The encoded row of a settled prompt; KeyError when its work was not kept.
 
         RowError when no row can be made of an accepted one. A rejected prompt always has a row: at
         worst without its answers.
         """
+        fields = (generation_field(one.index, slot) for slot in one.slots)
+        kept = [self.entries[field] for field in fields]
         try:
-            return self._line(one)
+            return self._line(one, kept)
         except (OSError, MemoryError):
             raise
         except Exception as exc:
@@ -60,10 +62,9 @@ class Composer:
             bare = sample_row(self.prompts[one.index], [], [], 0, self.attempt, [])
             return codec.encode_generated(rejected_row(bare, one.verdict))
 
-    def _line(self, one: Settled) -> bytes:
+    def _line(self, one: Settled, kept: list[bytes | Generation]) -> bytes:
         prompt, markers = self.prompts[one.index], self.renderer.markers()
-        fields = (generation_field(one.index, slot) for slot in one.slots)
-        generations = [self._generation(self.entries[field]) for field in fields]
+        generations = [self._generation(payload) for payload in kept]
         parts = [
             split_answer(
                 Output(generation.output_array, markers, thinking=self.spec.thinking),

@@ -157,8 +157,11 @@ FLAT = {"object": "error", "message": "The input (9031 tokens) is longer", "code
         (429, EngineRequestError),
         (500, EngineRequestError),
         (503, EngineRequestError),
-        (401, EngineError),
-        (404, EngineError),
+        (307, EngineRequestError),
+        (401, EngineRequestError),
+        (403, EngineRequestError),
+        (404, EngineRequestError),
+        (451, EngineRequestError),
     ],
 )
 @pytest.mark.parametrize("body", [NESTED, FLAT, b"The input (9031 tokens) is longer"])

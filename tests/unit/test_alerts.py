@@ -60,6 +60,8 @@ def test_every_declared_metric_is_looked_at() -> None:
         "dflashq_generations_total",
         "dflashq_in_flight",
         "dflashq_engine_up",
+        "dflashq_engine_sick",
+        "dflashq_engine_failures_total",
         "dflashq_batches_at_work",
         "dflashq_run_output_tokens",
         "sglang:gen_throughput",

@@ -40,7 +40,7 @@ def work(renderer: Renderer) -> tuple[BatchWork, Attempt]:
     attempt = Attempt(Lease("run", "batch-000000", "1-a", "w", 0), 0.0)
     station: Any = SimpleNamespace(renderer=renderer)
     nobody: Any = None
-    return BatchWork(attempt, station, nobody, nobody, nobody, nobody, nobody), attempt
+    return BatchWork(attempt, station, nobody, nobody, nobody, nobody, nobody, nobody), attempt
 
 
 def test_what_was_begun_is_refused_or_long_waits_for_its_time() -> None:
