@@ -108,7 +108,8 @@ def _decode(kept: Kept, field: str, payload: bytes) -> None:
     if part.startswith("s"):
         kept.strikes[int(index)] = max(kept.strikes.get(int(index), 0), int(part[1:]))
     elif part == "v":
-        kept.verdicts[int(index)] = Verdict(**json.loads(codec.decompress(payload)))
+        row = json.loads(codec.decompress(payload))
+        kept.verdicts[int(index)] = Verdict(row["reason"], row["detail"])
     elif part == "f":
         kept.failures[int(index)] = Failure(**json.loads(codec.decompress(payload)))
     else:

@@ -103,7 +103,9 @@ class EngineHealth:
         """Ask something short; whether that was answered. A failure counts like a prompt's."""
         request = _Request(PROBE, time.monotonic())
         try:
-            await asyncio.wait_for(self._probe(), PROBE_S)
+            # wait_for of Python 3.11 swallows a cancellation that comes with the answer.
+            async with asyncio.timeout(PROBE_S):
+                await self._probe()
         except TimeoutError:
             self._note_failure(request, EngineRequestError(f"a probe took over {PROBE_S:.0f} s"))
         except EngineError as exc:

@@ -84,6 +84,7 @@ class Station:
         self._attempts: set[Attempt] = set()
         self._dead = asyncio.Event()
         self._ended_by_us = False
+        self._probing: asyncio.Task[bool] | None = None
 
     @property
     def client(self) -> EngineClient:
@@ -195,13 +196,28 @@ class Station:
     async def saw_death(self) -> bool:
         """Whether the engine that dropped a request is dead; waits for its supervisor to see it.
 
-        False: the connection was lost for another reason, or we ended it: nobody is to blame.
+        False: it answers a probe, so the connection was lost for another reason, or we ended it:
+        nobody is to blame.
         """
+        dead = asyncio.ensure_future(self._dead.wait())
         try:
-            await asyncio.wait_for(self._dead.wait(), DEATH_WAIT_S)
-        except TimeoutError:
-            return False
-        return not self._ended_by_us
+            done, _ = await asyncio.wait(
+                {dead, self._shared_probe()},
+                timeout=DEATH_WAIT_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if dead not in done and not any(task.result() for task in done):
+                # The probe failed as well: it takes the supervisor a while to see a death.
+                await asyncio.wait({dead}, timeout=DEATH_WAIT_S)
+            return dead.done() and not self._ended_by_us
+        finally:
+            dead.cancel()
+
+    def _shared_probe(self) -> asyncio.Task[bool]:
+        """One probe for all who lost their connection at once."""
+        if self._probing is None or self._probing.done():
+            self._probing = self.loop.loop.create_task(self.health.probe_answers())
+        return self._probing
 
     async def admit(self, attempt: Attempt, *, alone: bool = False) -> None:
         """Wait for a slot of the engine, to be given back by `gate.leave`.

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from dflashq.core.errors import (
 from dflashq.core.model import Generation, Sampling
 from dflashq.engine.metrics import parse_metrics
 from dflashq.engine.sglang import SGLangClient
+from dflashq.engine.wire import retry_after_s
 from tests.emulated import EmulatedEngine
 
 PROMPT, ENDS = [5, 6, 7], {9, 2}
@@ -298,3 +300,25 @@ def test_a_connection_is_used_again() -> None:
             assert len(peers) == 2
 
     asyncio.run(scene())
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("", 0.0),
+        ("30", 30.0),
+        ("1.5", 1.5),
+        ("-3", 0.0),
+        ("nan", 0.0),
+        ("inf", 0.0),
+        ("86400", 3600.0),
+        ("Thu, 01 Jan 2026 00:00:20 GMT", 20.0),
+        ("Wed, 31 Dec 2025 00:00:00 GMT", 0.0),
+        ("soon", 0.0),
+    ],
+)
+def test_how_long_a_server_asks_to_wait(value: str, seconds: float) -> None:
+    assert retry_after_s(value, NOW) == seconds

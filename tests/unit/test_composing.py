@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dflashq.core import codec
 from dflashq.core.model import Generation, Prompt, RunSpec, Verdict, slot
 from dflashq.engine.render import Renderer
 from dflashq.engine.turn import request_ids
 from dflashq.ledger.entries import encode_generation, generation_field
-from dflashq.stages.composing import Composer
+from dflashq.stages import composing
+from dflashq.stages.commit import encoded
+from dflashq.stages.composing import Composer, RowError
 from dflashq.stages.settled import Settled
 from tests.engine.tiny_tokenizer import save_tiny_tokenizer
 
@@ -123,3 +127,35 @@ def test_request_ids_are_of_one_length_and_never_the_same() -> None:
     drawn = [next(series) for _ in range(500) for series in (one, other)]
     assert len(set(drawn)) == len(drawn)
     assert {len(rid) for rid in drawn} == {36}
+
+
+def test_an_answer_that_cannot_be_written_rejects_its_prompt_alone(renderer: Renderer) -> None:
+    """A bug in cutting one answer up killed the batch of a thousand."""
+
+    def line(one: Settled) -> bytes:
+        if one.index == 1 and one.verdict.accepted:
+            raise RowError(1, ValueError("half a surrogate"))
+        return f"{one.index}\n".encode()
+
+    settled = [Settled(n, Verdict(), {}) for n in range(3)]
+    rows, accepted, rejected = encoded(settled, line)
+    assert codec.decompress(accepted) == b"0\n2\n"
+    assert rejected is not None
+    assert codec.decompress(rejected) == b"1\n"
+    assert [one.reason for one in rows] == [None, "internal_error", None]
+    assert "half a surrogate" in rows[1].verdict.detail
+
+
+def test_a_rejected_prompt_has_a_row_whatever_its_answers_do(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*rest: object) -> None:
+        raise ValueError("no parts")
+
+    monkeypatch.setattr(composing, "split_answer", broken)
+    drawn = {slot(0, 0): said(renderer, "a\n</think>\n\nfirst")}
+    one = Settled(7, Verdict(), {"reasoning_tokens": 0}, (slot(0, 0),))
+    with pytest.raises(RowError, match="ValueError: no parts"):
+        row(renderer, one, drawn)
+    found = row(renderer, replace(one, verdict=Verdict("internal_error", "x")), drawn)
+    assert (found["index"], found["reason"], found["generations"]) == (7, "internal_error", [])

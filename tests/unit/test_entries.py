@@ -65,3 +65,15 @@ def test_a_kept_hash_is_told_apart_by_its_fields() -> None:
         (3, 10_000): short.to_json(),
     }
     assert kept.entries == fields
+
+
+@pytest.mark.parametrize("field", ["5:0", "5:v", "5:f", "5:sx", "x:0", "5:"])
+@pytest.mark.parametrize("payload", [b"", b"junk", codec.compress(b"[1]\n"), codec.compress(b"{}")])
+def test_a_damaged_entry_costs_only_itself(field: str, payload: bytes) -> None:
+    """One of them made every attempt on its batch fail, until the batch was dead."""
+    whole = Generation([1], [7, 2], "stop", 2)
+    raw = {b"6:0": encode_generation(whole), field.encode(): payload, b"bytes": b"12"}
+    kept = decode_kept(raw)
+    assert kept.generations == {(6, 0): whole}
+    assert kept.damaged == [field]
+    assert set(kept.entries) == {"6:0"}

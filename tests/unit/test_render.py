@@ -154,3 +154,35 @@ def test_importing_the_engine_loads_no_transformers() -> None:
         "sys.exit('transformers' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class PanicException(BaseException):
+    """As pyo3 names what a panic in Rust becomes."""
+
+
+@pytest.mark.parametrize(
+    "exc", [ZeroDivisionError("by 0"), RecursionError(), PanicException("index out of bounds")]
+)
+def test_whatever_template_and_tokenizer_raise_is_about_that_prompt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, exc: BaseException
+) -> None:
+    def broken(*rest: object, **more: object) -> None:
+        raise exc
+
+    renderer = Renderer(folder)
+    monkeypatch.setattr(renderer._tokenizer, "apply_chat_template", broken)
+    with pytest.raises(EngineRefusedError, match="the chat template does not take"):
+        renderer.render([USER], None, thinking=True)
+
+
+@pytest.mark.parametrize("exc", [MemoryError(), OSError(24, "Too many open files")])
+def test_trouble_of_the_machine_is_about_no_prompt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, exc: Exception
+) -> None:
+    def broken(*rest: object, **more: object) -> None:
+        raise exc
+
+    renderer = Renderer(folder)
+    monkeypatch.setattr(renderer._tokenizer, "apply_chat_template", broken)
+    with pytest.raises(type(exc)):
+        renderer.render([USER], None, thinking=True)

@@ -1,0 +1,190 @@
+"""The circuit breaker over a worker's requests: closed gate, probe, one prompt, open gate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dflashq.core.errors import EngineError, EngineRefusedError, EngineRequestError
+from dflashq.engine import failure_streak
+from dflashq.engine.gate import Gate
+from dflashq.stages import engine_health
+from dflashq.stages.engine_health import ENGINE_SICK, EngineHealth
+
+LIMIT = 7
+
+
+class Bench:
+    """A gate, an engine that answers as it is told, and what became known."""
+
+    def __init__(self, *, sick_s: float = 3600.0, ours: bool = False) -> None:
+        self.gate = Gate(LIMIT)
+        self.answers = False
+        self.probes = 0
+        self.restarts: list[str] = []
+        self.errors: list[str] = []
+        self.health = EngineHealth(
+            self.gate,
+            self.probe,
+            lambda: LIMIT,
+            self.errors.append,
+            self.restarts.append if ours else None,
+            sick_s,
+        )
+
+    async def probe(self) -> None:
+        self.probes += 1
+        if not self.answers:
+            raise EngineRequestError("HTTP 500: broken", status=500)
+
+    def ask(self, sender: object = "x", error: EngineError | None = None) -> None:
+        """One request that ends at once, with `error` or an answer."""
+        with contextlib.suppress(EngineError), self.health.request(sender):
+            if error is not None:
+                raise error
+
+    def fall_sick(self) -> None:
+        for number in range(failure_streak.STREAK):
+            self.ask(number, EngineRequestError("HTTP 403: no", status=403))
+        assert self.health.sick
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_streak, "LEAST_S", 0.0)
+    monkeypatch.setattr(engine_health, "PAUSE_S", 0.001)
+    monkeypatch.setattr(engine_health, "PAUSE_CAP_S", 0.002)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_a_sick_engine_gets_no_prompt_until_one_is_served() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        bench.fall_sick()
+        assert bench.gate.reasons == (ENGINE_SICK,)
+        assert "HTTP 403: no. Set its key" in bench.health.sick
+        assert bench.health.sick_since_ms > 0
+        await until(lambda: bench.probes > 3)
+        assert bench.health.withdrawn
+        bench.answers = True
+        await until(lambda: not bench.gate.reasons)
+        assert bench.health.on_trial
+        assert bench.gate.limit == 1
+        assert bench.health.sick, "a probe alone proves nothing"
+        assert not bench.health.withdrawn, "or no batch would come to be tried"
+        bench.ask()
+        await until(lambda: not bench.health.sick)
+        assert (bench.gate.limit, bench.gate.reasons) == (LIMIT, ())
+
+    asyncio.run(scene())
+
+
+def test_an_engine_that_serves_probes_only_stays_sick() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        bench.answers = True
+        bench.fall_sick()
+        for number in range(5):
+            await until(lambda: bench.health.on_trial)
+            bench.ask(number, EngineRequestError("HTTP 500: out of memory", status=500))
+            await until(lambda: not bench.health.on_trial)
+            assert bench.health.sick.endswith("HTTP 500: out of memory")
+
+    asyncio.run(scene())
+
+
+def test_a_prompt_that_outlives_the_failures_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer may take half an hour: nobody waits for that."""
+    monkeypatch.setattr(engine_health, "OUTLIVES_LEAST_S", 0.01)
+
+    async def scene() -> None:
+        bench = Bench()
+        bench.answers = True
+        bench.fall_sick()
+        await until(lambda: bench.health.on_trial)
+        with bench.health.request("long"):
+            await until(lambda: not bench.health.sick)
+        assert bench.gate.limit == LIMIT
+
+    asyncio.run(scene())
+
+
+def test_an_engine_of_ours_is_started_again() -> None:
+    async def scene() -> None:
+        bench = Bench(sick_s=0.01, ours=True)
+        bench.fall_sick()
+        await until(lambda: bench.restarts)
+        assert "HTTP" in bench.restarts[0]
+        bench.health.reset()
+        assert not bench.health.sick
+        assert bench.gate.reasons == ()
+
+    asyncio.run(scene())
+
+
+def test_a_server_of_others_is_waited_for() -> None:
+    async def scene() -> None:
+        bench = Bench(sick_s=0.001)
+        bench.fall_sick()
+        await until(lambda: bench.probes > 10)
+        assert bench.restarts == []
+
+    asyncio.run(scene())
+
+
+def test_retry_after_is_waited_for_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+        await real_sleep(0)
+
+    async def scene() -> None:
+        bench = Bench()
+        limited = EngineRequestError("HTTP 429: slow down", status=429, retry_after_s=30.0)
+        monkeypatch.setattr(asyncio, "sleep", note)
+        for number in range(failure_streak.LIMITED_STREAK):
+            bench.ask(number, limited)
+        assert bench.gate.reasons == (ENGINE_SICK,)
+        while not pauses:
+            await real_sleep(0)
+        bench.health.reset()
+
+    async def limited_probe(self: Bench) -> None:
+        raise EngineRequestError("HTTP 429: slow down", status=429, retry_after_s=30.0)
+
+    monkeypatch.setattr(Bench, "probe", limited_probe)
+    asyncio.run(scene())
+    assert pauses[0] == 30.0
+
+
+def test_refusals_of_one_prompt_are_no_failures_of_the_engine() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        for number in range(100):
+            bench.ask(number, EngineRefusedError("HTTP 400: too long"))
+        assert not bench.health.sick
+        assert bench.health.answered == 0
+
+    asyncio.run(scene())
+
+
+def test_failures_between_answers_are_no_sickness() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        for number, wrong in zip(range(200), itertools.cycle([True, False])):
+            bench.ask(number, EngineRequestError("HTTP 500: x", status=500) if wrong else None)
+        assert not bench.health.sick
+        assert bench.health.answered == 100
+
+    asyncio.run(scene())
