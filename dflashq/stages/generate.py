@@ -91,7 +91,8 @@ class Generator:
         self.peers = healthy_peers(
             self._ledger, self.queue, self._worker, self.settings.lease_ttl_s
         )
-        if self._withdrawn():
+        # What is still being served ends first: a server that limits new requests goes on with it.
+        if self._withdrawn() and not self._station.gate.in_flight:
             for attempt in self.active():
                 attempt.stop(SICK)
 

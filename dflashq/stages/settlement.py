@@ -172,14 +172,14 @@ class Settlement:
         return settled
 
     def _count(self, settled: Settled, kept_turns: int) -> None:
-        """What was kept has been counted when it was generated."""
+        """What was kept has been counted when it was settled; what was refused counts as well."""
+        if not is_new(settled, kept_turns):
+            return
         lease = self._attempt.lease
-        if is_new(settled, kept_turns):
-            count_settled(lease, settled)
-        if settled.counts["generations"] > kept_turns:
-            key = f"{lease.batch} index {settled.index}"
-            tokens = settled.counts["output_tokens"]
-            self._breaker.note(lease.run, Judged(key, settled.reason, tokens))
+        count_settled(lease, settled)
+        key = f"{lease.batch} index {settled.index}"
+        tokens = settled.counts["output_tokens"]
+        self._breaker.note(lease.run, Judged(key, settled.reason, tokens))
 
     # --- keeping
 

@@ -140,23 +140,26 @@ def test_an_engine_of_nans_is_refused_at_its_start_and_stopped_later(
         assert sum(requests(stats).values()) <= 50
 
 
-def test_an_engine_that_aborts_with_200_leaves_a_dead_canary_and_its_reason(
+def test_an_engine_that_aborts_with_200_is_sick_and_spends_no_canary(
     fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:
-    """An abort is no sample: the canary's attempts are spent, the others are never begun."""
+    """An abort is no sample, and one of everything is no prompt's fault: the run waits for it."""
     once = fast.model_copy(update={"attempts": 1})
     profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:20")
     with Fleet(once, profile, tmp_path) as fleet:
         worker = fleet.start("w0")
-        engine = fleet.ledger.workers()[worker.name]
-        assert engine["engine"] == "ready"
         set_faults(worker, abort=1.0)
         fleet.enqueue("abort", prompts_file(tmp_path / "p.jsonl", 30), batch_size=10, guard=Guard())
-        wait_until(lambda: bool(fleet.ledger.status("abort").dead), "the canary is dead", 90)
+
+        def sick() -> str:
+            return str(fleet.ledger.workers()[worker.name]["sick"])
+
+        wait_until(lambda: "the engine aborted the request" in sick(), "the engine is sick")
         status = fleet.ledger.status("abort")
-        assert "the engine aborted the request" in status.dead["batch-000000"]
-        assert (status.done, status.pending, status.waits_for) == (0, 2, "batch-000000")
-        assert fleet.hints.waiting(fleet.profile.queue) == 0
+        assert (status.done, status.dead, status.waits_for) == (0, {}, "batch-000000")
+        set_faults(worker, abort=0.0)
+        fleet.wait_finished("abort")
+        assert fleet.oracle("abort").accepted == 30
 
 
 def test_rows_are_written_at_once_where_it_is_asked_for(
