@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +10,8 @@ from typing import Any
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
-from dflashq.core.errors import DflashqError, EngineError, LedgerError, UsageError
+from dflashq.core.errors import DflashqError, LedgerError, UsageError
+from dflashq.core.worker_identity import WorkerBoot
 from dflashq.engine.profiles import Profile
 from dflashq.engine.render import Renderer
 from dflashq.ledger import Hints, LeaseKeeper, Ledger
@@ -24,8 +23,10 @@ from dflashq.stages.generate import Generator
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
 from dflashq.stages.station import Station
+from dflashq.system.worker_identity import new_boot
 from workers.clock import Clock
 from workers.telling import Telling
+from workers.worker_name import WorkerName
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +34,24 @@ log = logging.getLogger(__name__)
 class Desk:
     """A worker's ledger, store, station and clock. `open` and `close` block.
 
-    `on_engine_lost` and `on_consumer_hung` say how the process ends then.
+    `on_engine_lost`, `on_consumer_hung` and `worker_name.on_replaced` say how the process ends
+    then.
     """
 
     def __init__(self, settings: Settings, profile: Profile, name: str) -> None:
         self.settings, self.profile, self.name = settings, profile, name
         self._ledger, self._blobs = Ledger(settings), Blobs(settings)
         self._hints = Hints(settings)
-        self.keeper = LeaseKeeper(self._ledger, settings.lease_ttl_s)
+        self.worker_name = WorkerName(self._ledger, new_boot(name), settings.lease_ttl_s)
+        self.keeper = LeaseKeeper(self._ledger, settings.lease_ttl_s, self.worker_name.renew)
         self.station = Station(
             *(profile, Renderer(profile.model.path), LoopThread(), Keeping(self._ledger)),
             settings.engine_api_key,
         )
         self.station.proven = self.keeper.proven
         self.generator = Generator(
-            settings, name, self.station, self._ledger, self._blobs, self.keeper
+            *(settings, name, self.station, self._ledger, self._blobs, self.keeper),
+            boot=self.boot.text,
         )
         self.on_engine_lost: Callable[[], None] = lambda: None
         self.on_consumer_hung: Callable[[], None] = lambda: None
@@ -66,8 +70,13 @@ class Desk:
         self.engine_url = ""
         self._measured = (time.monotonic(), 0)
 
+    @property
+    def boot(self) -> WorkerBoot:
+        """This start of the worker."""
+        return self.worker_name.boot
+
     def open(self) -> None:
-        """Refuse what cannot be trusted, disown what a dead predecessor held, start the clock.
+        """Refuse what cannot be trusted, take the name, start the clock. Safe to repeat.
 
         DflashqError when Redis or S3 cannot carry a run, or a worker of this name lives.
         """
@@ -75,10 +84,13 @@ class Desk:
         self._refuse_budget()
         self._blobs.check_conditional_put("probes/")
         log.info("ledger: Redis %s; store: %r", version, self._blobs)
-        self._refuse_twin()
+        self.worker_name.take(self._row())
         for run in self._ledger.runs():
-            for batch in self._ledger.disown(run, self.name):
-                log.info("disowned: run=%s batch=%s: this worker died with it", run, batch)
+            for batch in self._ledger.disown(run, self.boot):
+                log.info(
+                    "disowned: run=%s batch=%s: an earlier boot of this worker let it run out",
+                    *(run, batch),
+                )
         self.keeper.start()
         self._telling.start()
         self._clock.start()
@@ -89,10 +101,12 @@ class Desk:
         self._telling.stop()
         self.keeper.stop()
         self.station.close()
+        if not self.worker_name.taken:
+            return  # nothing of the ledger was touched, and the name may be that of another
         try:
             # What was handed back must not wait for the next worker's sweep.
             hint_pending(self._ledger, self._hints, self.profile.queue)
-            self._ledger.retire(self.name)
+            self.worker_name.retire()
         except LedgerError as exc:
             log.warning("hints and the list of workers are left to the others: %s", exc)
 
@@ -129,17 +143,6 @@ class Desk:
                 f"Redis' maxmemory ({maximum // 2**20} MiB): lower the one or raise the other"
             )
 
-    def _refuse_twin(self) -> None:
-        """Two workers of one name would take each other for dead."""
-        twin = self._ledger.workers().get(self.name)
-        if twin is None or twin["host"] != socket.gethostname() or twin["pid"] == os.getpid():
-            return
-        if os.path.exists(f"/proc/{twin['pid']}") and twin["silent_s"] <= self.settings.lease_ttl_s:
-            raise EngineError(
-                f"a worker named {self.name} already runs here (process {twin['pid']}): "
-                "give this one another name with -n"
-            )
-
     def _close_runs(self) -> None:
         """Write manifests and `progress.json`, in a thread: it reads all that was committed."""
         if self._closing is not None and self._closing.is_alive():
@@ -168,10 +171,12 @@ class Desk:
         return max(0, self._starts - 1)
 
     def _announce(self) -> None:
+        self.worker_name.announce(self._row())
+
+    def _row(self) -> dict[str, Any]:
+        """How this worker fares."""
         gate, vitals = self.station.gate, self.station.vitals
-        row = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
+        return {
             "gpu": self.settings.gpu,
             "profile": self.profile.name,
             "queue": self.profile.queue,
@@ -190,7 +195,6 @@ class Desk:
             "batches": [f"{a.lease.run}/{a.lease.batch}" for a in self.generator.active()],
             **(vitals.row() if vitals is not None else {}),
         }
-        self._ledger.announce(self.name, row)
 
 
 _desks: list[Desk] = []

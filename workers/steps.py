@@ -29,6 +29,7 @@ from workers.desk import Desk
 log = logging.getLogger(__name__)
 
 # Exit codes beside 0: whoever restarts workers may treat them differently.
+REPLACED = 1  # another worker has the name; at the next start it is refused, if it lives
 ENGINE_LOST = 70  # the engine is beyond repair on this host
 CONSUMER_HUNG = 75  # a fresh process will do
 ABANDON_S = 15.0
@@ -90,6 +91,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Block until the engine is ready; a half-started worker cleans up after itself."""
         try:
             owner = desk.install(Desk(self.settings, self.profile, parent.hostname))
+            owner.worker_name.pause = _pause
+            owner.worker_name.on_replaced = _stop_replaced
             _open_patiently(owner)
             self._start_engine(owner)
         except DflashqError as exc:
@@ -180,8 +183,18 @@ def _open_patiently(owner: Desk) -> None:
             log.warning("the boot waits: %s", exc)
         else:
             return
-        worker_state.maybe_shutdown()
-        time.sleep(BOOT_RETRY_S)
+        _pause(BOOT_RETRY_S)
+
+
+def _pause(seconds: float) -> None:
+    """Sleep a little, unless the worker was told to stop: that ends the boot."""
+    worker_state.maybe_shutdown()
+    time.sleep(seconds)
+
+
+def _stop_replaced() -> None:
+    """Hand the batches back in order and exit non-zero: another worker has the name."""
+    worker_state.should_stop = REPLACED
 
 
 def _stop_worker() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from dflashq.core import notice
@@ -22,7 +21,7 @@ class Telling:
 
     def __init__(self, desk: Desk, ledger: Ledger) -> None:
         settings = desk.settings
-        self._name, self._gpu = desk.name, settings.gpu
+        self._name, self._gpu, self._boot = desk.name, settings.gpu, desk.boot.text
         self.notifier = Notifier(settings, ledger)
         self._metrics = MetricsServer(desk)
         self._rejections = RejectionFiles(settings.state_dir / "logs", desk.name)
@@ -34,7 +33,7 @@ class Telling:
 
     def engine_failed(self, error: DflashqError) -> None:
         """The engine is beyond repair; no look at the ledger would find that out in time."""
-        self.notifier.tell(notice.engine_failed(self._name, str(error), os.getpid()))
+        self.notifier.tell(notice.engine_failed(self._name, str(error), self._boot))
 
     def stop(self) -> None:
         """Safe to repeat."""

@@ -69,23 +69,26 @@ def dead_batch(run: str, batch: str, reason: str, died_ms: int) -> Notice:
     )
 
 
-def engine_failed(worker: str, reason: str, pid: int) -> Notice:
-    """A worker whose engine is beyond repair; it has handed its batches back."""
+def engine_failed(worker: str, reason: str, boot: str) -> Notice:
+    """A worker whose engine is beyond repair; it has handed its batches back.
+
+    The same boot that falls silent afterwards is no second notice.
+    """
     return Notice(
         ENGINE_LOST,
         worker,
-        f"engine:{pid}",
+        f"engine:{boot}",
         f"worker {worker} lost its engine for good and ends: {reason}",
         {"worker": worker, "reason": reason},
     )
 
 
-def worker_silent(worker: str, host: str, silent_s: int, pid: int) -> Notice:
+def worker_silent(worker: str, host: str, silent_s: int, boot: str) -> Notice:
     """A worker that fell silent without a word: killed, or its host is gone, and its engine too."""
     return Notice(
         ENGINE_LOST,
         worker,
-        f"engine:{pid}",
+        f"engine:{boot}",
         f"worker {worker} on {host} has been silent for {silent_s} s: its batches go to others. "
         "See whether the host is up, and start the worker again",
         {"worker": worker, "host": host, "silent_s": silent_s},

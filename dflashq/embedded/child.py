@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dflashq.core.errors import EmbeddedError
-from dflashq.embedded import procfs
+from dflashq.system import procfs
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from dflashq.core.errors import EmbeddedError
-from dflashq.embedded import procfs
+from dflashq.system import procfs
 
 log = logging.getLogger(__name__)
 

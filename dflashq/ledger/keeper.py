@@ -22,10 +22,15 @@ class LeaseKeeper:
     `hold` registers a lease with a callback that is called once, from the keeper's thread, with
     `fenced`, `paused`, `cancelled` or `unknown` (the ledger forgot the run). An outage of Redis
     loses nothing by itself: the fence decides once Redis is back.
+
+    `renew_name` is called as often as leases are renewed: a worker's name is held like a lease,
+    and whatever else keeps the worker busy must not make it look dead.
     """
 
-    def __init__(self, ledger: Ledger, ttl_s: float) -> None:
-        self._ledger, self._ttl_s = ledger, ttl_s
+    def __init__(
+        self, ledger: Ledger, ttl_s: float, renew_name: Callable[[], object] | None = None
+    ) -> None:
+        self._ledger, self._ttl_s, self._renew_name = ledger, ttl_s, renew_name
         self._held: dict[Lease, Lost] = {}
         self._renewed: dict[Lease, float] = {}
         self._lock = threading.Lock()
@@ -77,11 +82,13 @@ class LeaseKeeper:
                 beats = [self._guarded(self._look, run, mine) for run, mine in by_run.items()]
             else:
                 beats = [self._guarded(self._renew, run, mine) for run, mine in by_run.items()]
+                if self._renew_name is not None:
+                    beats.append(self._guarded(self._beat_name, "", []))
                 # What was not heard of is tried again at the next beat.
                 renewed = now if all(beats) else renewed
 
     def _guarded(
-        self, beat: Callable[[str, list[Lease]], None], run: str, leases: list[Lease]
+        self, beat: Callable[[str, list[Lease]], object], run: str, leases: list[Lease]
     ) -> bool:
         """False when the ledger did not answer. Nothing may end the heartbeat: it would take every
         lease of the worker with it.
@@ -96,6 +103,10 @@ class LeaseKeeper:
             return False
         self.last_answer = time.monotonic()
         return True
+
+    def _beat_name(self, *_: object) -> None:
+        if self._renew_name is not None:
+            self._renew_name()
 
     def _look(self, run: str, leases: list[Lease]) -> None:
         state = self._ledger.state(run)

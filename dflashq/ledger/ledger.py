@@ -13,6 +13,7 @@ from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
 from dflashq.core.model import ObjectRef
+from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import reads, scripts
 from dflashq.ledger.connection import address, connect, out_of_memory, translated
 from dflashq.ledger.entries import KeptEntry, decode_kept
@@ -40,6 +41,7 @@ class Ledger:
         self._budget = settings.keep_budget_mb * 2**20
         self._fsync = settings.keep_fsync
         self._attempts = settings.attempts
+        self._lease_ms = int(settings.lease_ttl_s * 1000)
 
     # --- a run and its batches
 
@@ -99,14 +101,18 @@ class Ledger:
         *,
         only: bool = False,
         avoid: Iterable[str] = (),
+        boot: str = "",
     ) -> Claim:
         """Lease `batch`, or (unless `only`) the run's oldest pending one; none of those to `avoid`.
+
+        `boot` is the start of `worker` that will hold it.
 
         The nonce makes it safe to send again when a reply is lost, which the client does by
         itself. A lease whose reply never came is nobody's and runs out.
         """
         nonce = secrets.token_hex(8)
-        got = self._call("claim", run, batch, worker, nonce, int(ttl_s * 1000), int(only), *avoid)
+        asked = (batch, worker, nonce, int(ttl_s * 1000), int(only), boot, *avoid)
+        got = self._call("claim", run, *asked)
         if got[0] == b"none":
             return Claim(None, got[1].decode())
         return Claim(Lease(run, got[1].decode(), got[2].decode(), worker, int(got[3])))
@@ -194,9 +200,12 @@ class Ledger:
 
     # --- housekeeping
 
-    def disown(self, run: str, worker: str) -> list[str]:
-        """Give back what a dead predecessor of this name held; returns the batches."""
-        return [b.decode() for b in self._call("disown", run, worker, self._attempts)]
+    def disown(self, run: str, boot: WorkerBoot) -> list[str]:
+        """Give back what earlier boots of this name on this host let run out; the batches.
+
+        A lease that has not run out is never touched: its holder may live.
+        """
+        return [b.decode() for b in self._call("disown", run, boot.name, boot.text, self._attempts)]
 
     def expire(self, run: str) -> list[tuple[str, str]]:
         """Take back leases past their end; returns (batch, 'pending' or 'dead') for each."""
@@ -246,17 +255,25 @@ class Ledger:
                 known = self._redis.get(keys.EPOCH)
             return str(known.decode())
 
-    def announce(self, worker: str, row: dict[str, Any]) -> None:
-        """Say that a worker lives and how it fares; for people only."""
-        seconds, micros = self._time()
-        row = {**row, "seen_ms": seconds * 1000 + micros // 1000}
-        with self._translated(f"announcing worker {worker}"):
-            self._redis.hset(keys.WORKERS, worker, json.dumps(row))
+    def announce(self, worker: str, row: dict[str, Any], *, gone: str = "") -> bool:
+        """Take the name `worker` for the boot that `row` names, and say how that boot fares.
 
-    def retire(self, worker: str) -> None:
-        """Take a worker that ended in order off the list."""
-        with self._translated(f"retiring worker {worker}"):
-            self._redis.hdel(keys.WORKERS, worker)
+        False: another boot has the name and was heard of within the lease time; its row stands.
+        `gone` is a boot that is known to have ended: its name is free at once.
+        """
+        row = {**row, "boot": str(row.get("boot", ""))}
+        row.pop("seen_ms", None)
+        asked = (row["boot"], self._lease_ms, json.dumps(row), gone)
+        return bool(self._call_on(scripts.WORKER_KEYS, "announce", worker, *asked))
+
+    def renew_name(self, worker: str, boot: str) -> bool:
+        """Say that a boot lives, its row as it was; False when another boot has its name."""
+        asked = (boot, self._lease_ms, "", "")
+        return bool(self._call_on(scripts.WORKER_KEYS, "announce", worker, *asked))
+
+    def retire(self, worker: str, boot: str = "") -> bool:
+        """Take a boot that ended in order off the list; False when it is not on it."""
+        return bool(self._call_on(scripts.WORKER_KEYS, "retire", worker, boot))
 
     # --- what is known
 
@@ -264,6 +281,12 @@ class Ledger:
         """All known runs with their queues, the oldest run first."""
         with self._translated("listing the runs"):
             return reads.runs(self._redis)
+
+    def worker(self, worker: str) -> dict[str, Any] | None:
+        """What a worker last announced, and when (`seen_ms`); None when it is not on the list."""
+        with self._translated(f"reading the row of worker {worker}"):
+            row = self._redis.hget(keys.WORKERS, worker)
+        return None if row is None else dict(json.loads(row))
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """What each worker last announced; `silent_s` is its age."""
@@ -356,16 +379,26 @@ class Ledger:
     # --- inside
 
     def _call(self, name: str, run: str, *args: Any, fsync: bool = False) -> Any:
-        """One script on one run's keys; loads it where Redis does not know it."""
+        """One script on one run's keys."""
         with self._translated(f"{name} on run {run}"):
-            try:
-                return self._evaluate(name, run, args, fsync)
-            except redis.exceptions.NoScriptError:
-                self._redis.script_load(scripts.source(name))
-                return self._evaluate(name, run, args, fsync)
+            return self._loaded(name, scripts.run_keys(run), args, fsync)
 
-    def _evaluate(self, name: str, run: str, args: tuple[Any, ...], fsync: bool) -> Any:
-        keyset = scripts.run_keys(run)
+    def _call_on(self, keyset: tuple[str, ...], name: str, about: str, *args: Any) -> Any:
+        """One script on keys that belong to no run; `about` is its first argument."""
+        with self._translated(f"{name} of {about}"):
+            return self._loaded(name, keyset, (about, *args), fsync=False)
+
+    def _loaded(self, name: str, keyset: tuple[str, ...], args: Any, fsync: bool) -> Any:
+        """The answer of a script; loads it where Redis does not know it."""
+        try:
+            return self._evaluate(name, keyset, args, fsync)
+        except redis.exceptions.NoScriptError:
+            self._redis.script_load(scripts.source(name))
+            return self._evaluate(name, keyset, args, fsync)
+
+    def _evaluate(
+        self, name: str, keyset: tuple[str, ...], args: tuple[Any, ...], fsync: bool
+    ) -> Any:
         if not fsync:
             return self._redis.evalsha(scripts.sha1(name), len(keyset), *keyset, *args)
         pipe = self._redis.pipeline(transaction=False)

@@ -19,6 +19,8 @@ PARTS = (
     "story",
     "counters",
 )
+# The key of the scripts about workers, which belong to no run.
+WORKER_KEYS = (keys.WORKERS,)
 
 
 @cache

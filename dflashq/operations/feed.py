@@ -109,7 +109,7 @@ def seen_of_fleet(workers: Mapping[str, Mapping[str, Any]]) -> Seen:
     """What to remember of the workers."""
     return {
         name: {
-            "pid": row.get("pid"),
+            "boot": row.get("boot"),
             "alive": int(row["silent_s"]) <= SILENT_S,
             "engine": str(row.get("engine", "")),
             "restarts": int(row.get("restarts", 0) or 0),
@@ -139,7 +139,7 @@ def _worker_events(name: str, old: Seen | None, new: Seen | None) -> list[tuple[
         return [("worker_left", f"Worker {name} ended in order.")]
     if old["alive"] and not new["alive"]:
         return [("worker_silent", f"Worker {name} is silent: its batches go to others.")]
-    if old.get("pid") != new.get("pid"):
+    if old.get("boot") != new.get("boot"):
         return [("worker_back", f"Worker {name} was started anew.")]
     told = []
     if not old["alive"] and new["alive"]:

@@ -53,7 +53,5 @@ def of_workers(ledger: Ledger) -> Iterator[Notice]:
     rows = ledger.workers()
     for view in worker_views(rows):
         if 2 * SILENT_S < view.silent_s <= _SILENT_AT_MOST_S:
-            row = rows[view.name]
-            yield notice.worker_silent(
-                view.name, str(row.get("host", "?")), view.silent_s, int(row.get("pid", 0))
-            )
+            host = str(rows[view.name].get("host", "?"))
+            yield notice.worker_silent(view.name, host, view.silent_s, view.boot)

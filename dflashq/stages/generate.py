@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
@@ -21,6 +21,7 @@ from dflashq.core.errors import (
     LedgerUnreachableError,
 )
 from dflashq.ledger import Lease, LeaseKeeper, Ledger
+from dflashq.ledger.records import Claim
 from dflashq.stages.attempt import DRAIN, SICK, Attempt, HandOverError, StoppedError
 from dflashq.stages.batch import BatchWork
 from dflashq.stages.breaker import Breaker
@@ -53,9 +54,10 @@ class Generator:
         ledger: Ledger,
         blobs: Blobs,
         keeper: LeaseKeeper,
+        boot: str = "",
     ) -> None:
         self.settings, self.taken, self.queue = settings, 0, station.profile.queue
-        self._worker, self._station = worker, station
+        self._worker, self._boot, self._station = worker, boot, station
         self._ledger, self._blobs, self._keeper = ledger, blobs, keeper
         self._records, self._salvage = Records(blobs), Salvage()
         self._breaker = Breaker(ledger, blobs)
@@ -109,9 +111,7 @@ class Generator:
         for run, batch in self._salvage.batches():
             if self.draining.is_set() or len(self.active()) >= self.settings.concurrency:
                 return
-            claim = self._ledger.claim(
-                run, batch, self._worker, self.settings.lease_ttl_s, only=True
-            )
+            claim = self._claim_batch(run, batch)
             if claim.why == "done":
                 self._salvage.drop(run, batch)
             if claim.lease is not None:
@@ -178,14 +178,7 @@ class Generator:
         for name, wanted in self._candidates(run, batch):
             if self.draining.is_set():
                 return None
-            claim = self._ledger.claim(
-                name,
-                wanted,
-                self._worker,
-                self.settings.lease_ttl_s,
-                only=bool(wanted),
-                avoid=self._avoided(name),
-            )
+            claim = self._claim_batch(name, wanted, self._avoided(name))
             if claim.lease is not None:
                 return claim.lease
             log.debug("nothing to claim: run=%s: %s", name, claim.why)
@@ -196,6 +189,18 @@ class Generator:
         now = time.monotonic()
         self._avoid = {key: until for key, until in list(self._avoid.items()) if until > now}
         return [batch for name, batch in self._avoid if name == run] if self.peers else []
+
+    def _claim_batch(self, run: str, batch: str, avoid: Iterable[str] = ()) -> Claim:
+        """This batch and no other, or the run's oldest when it is ''."""
+        return self._ledger.claim(
+            run,
+            batch,
+            self._worker,
+            self.settings.lease_ttl_s,
+            only=bool(batch),
+            avoid=avoid,
+            boot=self._boot,
+        )
 
     def _candidates(self, run: str, batch: str) -> Iterator[tuple[str, str]]:
         if run not in self.refused:
@@ -323,7 +328,10 @@ class Generator:
             exc_info=None if known else exc,
         )
         self._station.keeping.flush(attempt, FLUSH_S)
-        self._tell(attempt, lambda: self._ledger.fail(attempt.lease, reason))
+        # A full disk, no memory or no descriptors are this machine's: they spend no attempt.
+        of_machine = isinstance(exc, (OSError, MemoryError))
+        end = self._ledger.release if of_machine else self._ledger.fail
+        self._tell(attempt, lambda: end(attempt.lease, reason))
         return f"{where} failed: {reason}"
 
     @staticmethod

@@ -140,7 +140,17 @@ def worker_row(name: str, row: Row) -> Row:
     told = {
         field: row.get(field)
         for field in (
-            *("host", "gpu", "profile", "engine", "in_flight", "limit", "waiting", "queued"),
+            *(
+                "host",
+                "boot",
+                "gpu",
+                "profile",
+                "engine",
+                "in_flight",
+                "limit",
+                "waiting",
+                "queued",
+            ),
             *("kv_use", "accept_length", "tokens_per_s", "output_tokens", "restarts"),
             *("last_error", "silent_s"),
         )

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from dflashq.core.errors import ConfigError, EmbeddedError
-from dflashq.embedded import procfs
 from dflashq.embedded.child import Child
 from dflashq.embedded.pidfile import ProcessRecord
 from dflashq.embedded.ports import EPHEMERAL, free_port, port_is_free
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import PORT_OFFSETS, EmbeddedS3, free_s3_port
+from dflashq.system import procfs
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:

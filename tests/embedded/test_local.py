@@ -16,8 +16,9 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.cli.local import local as command
 from dflashq.config import Settings
 from dflashq.core.errors import EmbeddedError
-from dflashq.embedded import local, procfs
+from dflashq.embedded import local
 from dflashq.embedded.local import LocalStatus
+from dflashq.system import procfs
 
 
 @pytest.fixture

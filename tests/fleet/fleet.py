@@ -12,18 +12,21 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.model import Guard, Rung, RunRecord, RunSpec, Sampling
+from dflashq.core.worker_identity import ProcessIdentity
 from dflashq.engine.profiles import Profile, load_profile
 from dflashq.ledger import Hints, Lease, Ledger
 from dflashq.operations.enqueue import enqueue, run_record
 from dflashq.operations.manifest import read_manifest
 from dflashq.operations.spool import spooled
 from dflashq.operations.verify import Report, verify
+from dflashq.system import procfs
 from tests.emulated import prompt_hash
 from tests.environment import environment
 
@@ -41,17 +44,27 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0
 
 
 class Worker:
-    """One `celery -A workers worker` process in a session of its own."""
+    """One `celery -A workers worker` process in a session of its own.
+
+    `host` names another host than this one, as which it takes its own.
+    """
 
     def __init__(
-        self, settings: Settings, profile: Path, name: str, log: Path, loglevel: str = "INFO"
+        self,
+        settings: Settings,
+        profile: Path,
+        name: str,
+        log: Path,
+        loglevel: str = "INFO",
+        host: str = "",
     ) -> None:
         self.name, self.log = f"{name}@test", log
         self._ledger = Ledger(settings)
+        module = ["tests.fleet.other_host", host] if host else ["celery"]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "celery", "-A", "workers", "worker"),
+                    *(sys.executable, "-m", *module, "-A", "workers", "worker"),
                     *("-n", self.name, "--profile", str(profile), "--loglevel", loglevel),
                     *("--without-gossip", "--without-mingle"),
                 ],
@@ -65,8 +78,17 @@ class Worker:
     @property
     def ready(self) -> bool:
         assert self.process.poll() is None, f"worker ended early:\n{self.tail()}"
-        row = self._ledger.workers().get(self.name)
-        return row is not None and row["engine"] == "ready" and row["pid"] == self.process.pid
+        row = self.row()
+        return row is not None and row["engine"] == "ready"
+
+    def row(self) -> dict[str, Any] | None:
+        """What this very process announced last; None while its name is another's or nobody's."""
+        row = self._ledger.worker(self.name)
+        its = None if row is None else ProcessIdentity.from_row(row)
+        started = procfs.start_time(self.process.pid)
+        if its is None or (its.pid, its.start_ticks) != (self.process.pid, started):
+            return None
+        return row
 
     def wait_ready(self, timeout_s: float = 90.0) -> None:
         wait_until(lambda: self.ready, f"worker {self.name} is ready", timeout_s)
@@ -121,9 +143,11 @@ class Fleet:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def start(self, name: str, *, wait: bool = True, loglevel: str = "INFO") -> Worker:
-        log = self.folder / f"{name}.log"
-        worker = Worker(self.settings, self.profile_path, name, log, loglevel)
+    def start(
+        self, name: str, *, wait: bool = True, loglevel: str = "INFO", host: str = ""
+    ) -> Worker:
+        log = self.folder / f"{name}{host}.log"
+        worker = Worker(self.settings, self.profile_path, name, log, loglevel, host)
         self.workers.append(worker)
         if wait:
             worker.wait_ready()

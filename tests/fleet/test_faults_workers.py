@@ -74,7 +74,7 @@ def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(two: Arena) 
 
 
 def test_worker_and_engine_killed_at_once_and_back_under_the_same_name(two: Arena) -> None:
-    """The newborn disowns what its predecessor held: nobody waits for the lease's end."""
+    """The newborn has the name at once, since that process is gone; the batches as leases end."""
     with two.slowly():
         two.begin("both-die", 80, batch_size=40)
         worker = two.holder("both-die")

@@ -64,18 +64,6 @@ def test_a_consumer_that_takes_no_hints_ends_the_worker_with_75(
             fleet.oracle(run)
 
 
-def test_two_workers_of_one_name_are_refused(
-    fast: Settings, tmp_path: Path, tiny_model: Path
-) -> None:
-    profile = emulated_profile(tmp_path, model_dir=tiny_model)
-    with Fleet(fast, profile, tmp_path) as fleet:
-        fleet.start("w0")
-        twin = fleet.start("w0", wait=False)
-        assert twin.process.wait(60) == 1
-        assert "already runs here" in twin.tail()
-        fleet.workers.pop()
-
-
 def engines(worker: int) -> list[psutil.Process]:
     """The emulated engines below a worker."""
     below = psutil.Process(worker).children(recursive=True)

@@ -9,6 +9,7 @@ from typing import Any
 from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.core.model import Generation, ObjectRef, Verdict
+from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import Lease, Ledger
 from dflashq.ledger.connection import connect
 from dflashq.ledger.entries import generation_entry, verdict_entry
@@ -37,6 +38,10 @@ def ref(batch: str, sha256: str = "a" * 64) -> ObjectRef:
     return ObjectRef(f"runs/r/completions/{batch}.jsonl.zst", sha256, "f" * 64, {"accepted": 1})
 
 
+def boot(started_ms: int = 1, *, name: str = "w1", host: str = "5e6f7a8b-host-1") -> WorkerBoot:
+    return WorkerBoot(name, host, started_ms, f"{started_ms:08x}")
+
+
 @dataclass
 class Bench:
     """One run of its own; `raw` is a plain client to look behind the ledger."""
@@ -57,8 +62,10 @@ class Bench:
     def key(self, part: str) -> str:
         return keys.redis_run(self.run, part)
 
-    def lease(self, batch: str = "", worker: str = "w1", *, begin: bool = True) -> Lease:
-        claim = self.ledger.claim(self.run, batch, worker, TTL_S)
+    def lease(
+        self, batch: str = "", worker: str = "w1", *, begin: bool = True, boot: str = ""
+    ) -> Lease:
+        claim = self.ledger.claim(self.run, batch, worker, TTL_S, boot=boot)
         assert claim.lease is not None, claim.why
         if begin:
             self.ledger.begin(claim.lease)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from dflashq.core import keys
 from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
 from dflashq.ledger import Lease, Ledger
-from tests.ledger.bench import B1, B2, B3, TTL_S, Bench, entries, generation, ref, size
+from tests.ledger.bench import B1, B2, B3, TTL_S, Bench, boot, entries, generation, ref, size
 
 Scenario = Callable[[Bench], None]
 SCENARIOS: list[Scenario] = []
@@ -294,7 +297,7 @@ def kept_work_outlives_every_end_of_a_lease(bench: Bench) -> None:
     ends: list[Callable[[Lease], object]] = [
         lambda lease: bench.ledger.release(lease, "drain"),
         lambda lease: bench.ledger.fail(lease, "broken"),
-        lambda lease: bench.ledger.disown(bench.run, lease.worker),
+        lambda lease: (bench.silence(B1), bench.ledger.disown(bench.run, boot(2))),
         lambda lease: (bench.silence(B1), bench.ledger.expire(bench.run)),
         lambda lease: (bench.ledger.kill(lease, "x"), bench.ledger.revive(bench.run, "y")),
     ]
@@ -303,7 +306,7 @@ def kept_work_outlives_every_end_of_a_lease(bench: Bench) -> None:
         end(lease)
         assert bench.states() == {B1: "pending"}
         assert bench.kept_bytes() == size(rows)
-        lease = bench.lease()
+        lease = bench.lease(boot=boot().text)
         assert set(bench.ledger.kept(lease).verdicts) == {0, 1}
 
 
@@ -393,16 +396,17 @@ def a_failure_before_begin_is_an_attempt_too(bench: Bench) -> None:
 def silence_and_rebirth_spend_attempts(bench: Bench) -> None:
     bench.start(B1)
     for number in range(bench.settings.attempts - 1):
-        bench.lease(worker="w1")
+        bench.lease(boot=boot(number).text)
+        bench.silence(B1)
         if number % 2:
-            bench.silence(B1)
             assert bench.ledger.expire(bench.run) == [(B1, "pending")]
         else:
-            assert bench.ledger.disown(bench.run, "w1") == [B1]
-    bench.lease(worker="w1")
+            assert bench.ledger.disown(bench.run, boot(number + 1)) == [B1]
+    bench.lease(boot=boot(9).text)
     bench.silence(B1)
     assert bench.ledger.expire(bench.run) == [(B1, "dead")]
-    assert "w1" in bench.ledger.status(bench.run).dead[B1]
+    who = "worker w1 (boot 00000009 on host 5e6f7a8b)"
+    assert bench.ledger.status(bench.run).dead[B1] == f"{who} fell silent past its lease"
 
 
 @scenario
@@ -467,13 +471,47 @@ def a_story_keeps_its_end(bench: Bench) -> None:
 
 
 @scenario
-def disown_takes_only_what_that_worker_held(bench: Bench) -> None:
-    bench.start(B1, B2, B3)
-    bench.lease(B1, "w1"), bench.lease(B2, "w2"), bench.lease(B3, "w1")
-    assert bench.ledger.disown(bench.run, "w1") == [B1, B3]
+def disown_takes_only_what_an_earlier_boot_here_let_run_out(bench: Bench) -> None:
+    """A twin, on this host or another, takes nothing from a holder that lives."""
+    here, twin = boot(5), boot(7)
+    others = {
+        "batch-000002": boot(3, name="w2"),
+        "batch-000003": boot(3, host="another-host"),
+        "batch-000004": boot(7),
+        "batch-000005": boot(8),
+        "batch-000006": None,  # of a worker that says no boot
+    }
+    bench.start(B1, *others)
+    bench.lease(B1, boot=here.text)
+    for batch, its in others.items():
+        bench.lease(batch, its.name if its else "w1", boot=its.text if its else "")
+        bench.silence(batch)
     with unchanged(bench):
-        assert bench.ledger.disown(bench.run, "w1") == []
-    assert bench.states() == {B1: "pending", B2: "leased", B3: "pending"}
+        for number in range(10):
+            assert bench.ledger.disown(bench.run, boot(100 + number, host="a-third")) == []
+        for batch in ("batch-000004", "batch-000005"):
+            assert bench.states()[batch] == "leased"
+        assert bench.ledger.disown(bench.run, twin) == []
+    bench.silence(B1)
+    assert bench.ledger.disown(bench.run, twin) == [B1]
+    with unchanged(bench):
+        assert bench.ledger.disown(bench.run, twin) == []
+    assert bench.states() == {B1: "pending", **dict.fromkeys(others, "leased")}
+    assert bench.ledger.story(bench.run, B1)[-1]["what"] == (
+        "worker w1 (boot 00000005 on host 5e6f7a8b) fell silent past its lease and was started anew"
+    )
+
+
+@scenario
+def a_lease_says_whose_boot_holds_it_and_no_more_than_that(bench: Bench) -> None:
+    bench.start(B1)
+    lease = bench.lease(boot=boot().text)
+    field = f"{B1}:boot"
+    assert bench.raw.hget(bench.key("leases"), field).decode() == boot().text
+    bench.ledger.release(lease, "drain")
+    assert bench.raw.hgetall(bench.key("leases")) == {}
+    bench.lease(boot=boot(2).text)
+    assert bench.raw.hget(bench.key("leases"), field).decode() == boot(2).text
 
 
 @scenario
@@ -487,6 +525,56 @@ def expire_takes_only_what_is_past_its_end(bench: Bench) -> None:
     with unchanged(bench):
         assert bench.ledger.expire(bench.run) == []
     assert bench.states() == {B1: "leased", B2: "pending"}
+
+
+@scenario
+def a_name_is_that_of_one_boot(bench: Bench) -> None:
+    """Until that boot is silent past its lease, or known to be gone."""
+    ledger, name = bench.ledger, bench.run  # a name of this test alone
+    first, second = boot(1, name=name).text, boot(2, name=name).text
+    assert ledger.announce(name, {"boot": first, "closed": [], "rate": 1.5})
+    for gone in ("", "another"):
+        assert not ledger.announce(name, {"boot": second}, gone=gone)
+    assert not ledger.renew_name(name, second)
+    assert not ledger.retire(name, second)
+    row = ledger.worker(name)
+    assert row is not None
+    assert (row["boot"], row["closed"], row["rate"]) == (first, [], 1.5)
+    # Its own boot goes on.
+    _unheard(bench, row, 20.0)
+    assert ledger.renew_name(name, first)
+    renewed = ledger.worker(name)
+    assert renewed is not None
+    assert renewed["seen_ms"] >= row["seen_ms"]
+    assert renewed | {"seen_ms": 0} == row | {"seen_ms": 0}
+    assert ledger.announce(name, {"boot": first, "rate": 2.5})
+    # Silent, but within the lease; then past it.
+    _unheard(bench, renewed, bench.settings.lease_ttl_s - 10)
+    assert not ledger.announce(name, {"boot": second})
+    _unheard(bench, renewed, bench.settings.lease_ttl_s + 1)
+    assert ledger.renew_name(name, second)
+    assert (ledger.worker(name) or {})["boot"] == first, "only a whole row takes a name"
+    assert ledger.announce(name, {"boot": second})
+    assert not ledger.announce(name, {"boot": first})
+    assert not ledger.renew_name(name, first)
+    assert not ledger.retire(name, first)
+    # Known to be gone: at once, for the first one who says so.
+    assert ledger.announce(name, {"boot": first}, gone=second)
+    assert not ledger.announce(name, {"boot": boot(3, name=name).text}, gone=second)
+    assert ledger.retire(name, first)
+    assert not ledger.retire(name, first)
+    assert ledger.renew_name(name, second)
+    assert ledger.worker(name) is None, "a renewal makes no row"
+
+
+@scenario
+def a_row_without_a_boot_is_not_known_to_be_gone(bench: Bench) -> None:
+    """Workers of an earlier version announce none."""
+    ledger, name = bench.ledger, bench.run
+    assert ledger.announce(name, {"engine": "ready"})
+    assert not ledger.announce(name, {"boot": boot(name=name).text}, gone="")
+    assert ledger.announce(name, {"engine": "down"})
+    assert ledger.retire(name)
 
 
 @scenario
@@ -513,12 +601,12 @@ def every_end_of_a_lease_drops_the_kept_work_of_a_cancelled_run(bench: Bench) ->
         lambda b, lease: b.ledger.release(lease, "drain"),
         lambda b, lease: b.ledger.fail(lease, "broken"),
         lambda b, lease: b.ledger.kill(lease, "conflict"),
-        lambda b, lease: b.ledger.disown(b.run, lease.worker),
+        lambda b, lease: (b.silence(B1), b.ledger.disown(b.run, boot(2))),
         lambda b, lease: (b.silence(B1), b.ledger.expire(b.run)),
     ]
     for end in ends:
         bench = Bench(bench.settings).start(B1)
-        lease = bench.lease()
+        lease = bench.lease(boot=boot().text)
         assert bench.ledger.keep(lease, entries(0))
         bench.ledger.set_state(bench.run, "cancelled", "asked")
         end(bench, lease)
@@ -599,6 +687,13 @@ def a_canary_of_nothing_makes_no_run(bench: Bench) -> None:
     bench.ledger.release_canary(bench.run, tolerated=1.0)
     assert bench.ledger.state(bench.run) == "unknown"
     assert bench.raw.exists(bench.key("run")) == 0
+
+
+def _unheard(bench: Bench, row: dict[str, Any], seconds: float) -> None:
+    """The row as it were had its worker not been heard of for so long."""
+    seen_ms = int((bench.ledger.now_s() - seconds) * 1000)
+    first = {"seen_ms": seen_ms}
+    bench.raw.hset(keys.WORKERS, bench.run, json.dumps(first | row | first))
 
 
 def _adopt(bench: Bench, batch: str) -> bool:

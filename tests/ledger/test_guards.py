@@ -18,8 +18,8 @@ from tests.ledger.bench import Bench
 from tests.ledger.scenarios import Scenario
 
 VERBS = """
-    add adopt begin claim complete disown expire fail forget keep kill register release
-    release_canary renew revive state
+    add adopt announce begin claim complete disown expire fail forget keep kill register release
+    release_canary renew retire revive state
 """.split()  # noqa: SIM905
 
 PRELUDE_ENDS = "return 'pending'\nend\n"
@@ -195,7 +195,85 @@ GUARDS: list[tuple[str, str, str, Scenario]] = [
         "disown",
         "redis.call('HGET', LEASES, batch .. ':worker') == ARGV[1]",
         "true",
-        scenarios.disown_takes_only_what_that_worker_held,
+        scenarios.disown_takes_only_what_an_earlier_boot_here_let_run_out,
+    ),
+    (
+        "disown",
+        "its_host == host",
+        "its_host",
+        scenarios.disown_takes_only_what_an_earlier_boot_here_let_run_out,
+    ),
+    (
+        "disown",
+        "its_start < started",
+        "true",
+        scenarios.disown_takes_only_what_an_earlier_boot_here_let_run_out,
+    ),
+    (
+        "disown",
+        "its_start < started",
+        "its_start <= started",
+        scenarios.disown_takes_only_what_an_earlier_boot_here_let_run_out,
+    ),
+    (
+        "disown",
+        "now_ms()",
+        "'+inf'",
+        scenarios.disown_takes_only_what_an_earlier_boot_here_let_run_out,
+    ),
+    (
+        "announce",
+        "its ~= boot and (",
+        "(",
+        scenarios.a_name_is_that_of_one_boot,
+    ),
+    (
+        "announce",
+        "(its == '' or its ~= ARGV[5])",
+        "true",
+        scenarios.a_name_is_that_of_one_boot,
+    ),
+    (
+        "announce",
+        "its == '' or ",
+        "",
+        scenarios.a_row_without_a_boot_is_not_known_to_be_gone,
+    ),
+    (
+        "announce",
+        "now_ms() - last.seen_ms < tonumber(ARGV[3])",
+        "true",
+        scenarios.a_name_is_that_of_one_boot,
+    ),
+    (
+        "announce",
+        "now_ms() - last.seen_ms < tonumber(ARGV[3])",
+        "false",
+        scenarios.a_name_is_that_of_one_boot,
+    ),
+    (
+        "announce",
+        "if not known or its ~= boot then return 1 end",
+        "if not known then return 1 end",
+        scenarios.a_name_is_that_of_one_boot,
+    ),
+    (
+        "announce",
+        "if not known or its ~= boot then return 1 end",
+        "known = known or '{\"seen_ms\":1,}'",
+        scenarios.a_name_is_that_of_one_boot,
+    ),
+    (
+        "retire",
+        "(cjson.decode(known).boot or '') ~= ARGV[2]",
+        "false",
+        scenarios.a_name_is_that_of_one_boot,
+    ),
+    (
+        "claim",
+        "batch .. ':boot', ARGV[6]",
+        "batch .. ':boot', ''",
+        scenarios.a_lease_says_whose_boot_holds_it_and_no_more_than_that,
     ),
     ("expire", "now_ms()", "'+inf'", scenarios.renew_extends_what_is_ours),
     (
@@ -320,6 +398,12 @@ GUARDS: list[tuple[str, str, str, Scenario]] = [
         scenarios.a_zombie_is_refused_by_every_verb,
     ),
     ("*", ", batch .. ':begun')\n  if", ")\n  if", scenarios.what_ended_cannot_be_ended_again),
+    (
+        "*",
+        "batch .. ':boot', batch .. ':begun')",
+        "batch .. ':begun')",
+        scenarios.a_lease_says_whose_boot_holds_it_and_no_more_than_that,
+    ),
     (
         "*",
         "if redis.call('HGET', RUN, 'state') == 'cancelled' then drop_kept(batch) end",

@@ -17,7 +17,7 @@ from dflashq.config import Settings
 from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.ledger import LeaseKeeper
-from tests.ledger.bench import B1, B2, Bench, entries
+from tests.ledger.bench import B1, B2, Bench, boot, entries
 
 TTL_S = 1.5  # a beat every 0.5 s
 
@@ -56,6 +56,21 @@ def test_it_renews_until_the_lease_is_dropped(settings: Settings) -> None:
     assert lost.empty()
 
 
+def test_a_name_is_renewed_with_and_without_leases(settings: Settings) -> None:
+    """Whatever the worker's other threads are busy with, its name must not look free."""
+    ledger = Bench(settings).ledger
+    mine = boot(name="gpu0@h")
+    ledger.announce(mine.name, {"boot": mine.text})
+    keeper = LeaseKeeper(ledger, TTL_S, lambda: ledger.renew_name(mine.name, mine.text))
+    keeper.start()
+    try:
+        for _ in range(2):
+            before = (ledger.worker(mine.name) or {})["seen_ms"]
+            until(lambda before=before: (ledger.worker(mine.name) or {})["seen_ms"] > before)  # type: ignore[misc]
+    finally:
+        keeper.stop()
+
+
 def test_each_loss_is_told_once_with_its_reason(settings: Settings) -> None:
     one, two = Bench(settings).start(B1, B2), Bench(settings).start(B1)
     lost = queue.Queue[tuple[str, str]]()
@@ -63,7 +78,7 @@ def test_each_loss_is_told_once_with_its_reason(settings: Settings) -> None:
     with keeping(one) as keeper:
         for lease in (fenced, kept, other):
             keeper.hold(lease, lambda why, lease=lease: lost.put((lease.fence, why)))
-        one.ledger.disown(one.run, "nobody")
+        one.ledger.disown(one.run, boot(9, name="nobody"))
         one.ledger.release(fenced, "taken away")
         assert lost.get(timeout=20) == (fenced.fence, "fenced")
         two.ledger.set_state(two.run, "cancelled", "asked")

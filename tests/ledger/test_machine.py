@@ -20,11 +20,18 @@ from hypothesis.stateful import (
 
 from dflashq.config import Settings
 from dflashq.core.errors import LeaseLostError, LedgerError
+from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import Lease
-from tests.ledger.bench import Bench, ref
+from tests.ledger.bench import Bench, boot, ref
 
 BATCHES = tuple(f"batch-{n:06d}{r}" for n in range(3) for r in ("", ".r1"))
-WORKERS = ("w1", "w2", "w3")
+# Two names; one of them on two hosts and started twice on one of them.
+BOOTS = (
+    boot(1),
+    boot(2),
+    boot(1, host="another-host"),
+    boot(1, name="w2"),
+)
 ATTEMPTS = 2
 BUDGET_BYTES = 400
 OLD = st.sampled_from([False, False, True])
@@ -44,6 +51,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.where: dict[str, str] = {}
         self.holder: dict[str, Lease] = {}
         self.begun: set[str] = set()  # fences
+        self.boots: dict[str, WorkerBoot] = {}  # by fence
         self.silent: set[str] = set()
         self.spent: Counter[str] = Counter()
         self.attempts: Counter[str] = Counter()
@@ -120,12 +128,12 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         target=leases,
         batch=st.sampled_from(("", *BATCHES)),
-        worker=st.sampled_from(WORKERS),
+        boot=st.sampled_from(BOOTS),
         twice=st.booleans(),
     )
-    def claim(self, batch: str, worker: str, twice: bool) -> Any:
+    def claim(self, batch: str, boot: WorkerBoot, twice: bool) -> Any:
         self.claims += 1
-        ask = (batch, worker, f"{self.claims:016x}", int(TTL_S * 1000))
+        ask = (batch, boot.name, f"{self.claims:016x}", int(TTL_S * 1000), 0, boot.text)
         got = self.ledger._call("claim", self.bench.run, *ask)
         if twice:
             assert self.ledger._call("claim", self.bench.run, *ask) == got
@@ -136,7 +144,8 @@ class LedgerMachine(RuleBasedStateMachine):
         taken = batch if batch in pending else pending[0]
         assert got[:2] == [b"leased", taken.encode()]
         assert got[3] == self.attempts[taken]
-        lease = Lease(self.bench.run, taken, got[2].decode(), worker, got[3])
+        lease = Lease(self.bench.run, taken, got[2].decode(), boot.name, got[3])
+        self.boots[lease.fence] = boot
         self.where[taken], self.holder[taken] = "leased", lease
         return lease
 
@@ -257,13 +266,22 @@ class LedgerMachine(RuleBasedStateMachine):
             outcomes = {batch: self.requeue(batch) for batch in sorted(self.silent)}
             assert dict(self.ledger.expire(self.bench.run)) == outcomes
 
-    @rule(worker=st.sampled_from(WORKERS), twice=st.booleans())
-    def disown(self, worker: str, twice: bool) -> None:
+    @rule(boot=st.sampled_from(BOOTS), twice=st.booleans())
+    def disown(self, boot: WorkerBoot, twice: bool) -> None:
+        """Only what ran out, of an earlier boot of that name on that host: no twin takes more."""
         for _ in range(1 + twice):
-            held = {b for b, lease in self.holder.items() if lease.worker == worker}
-            assert set(self.ledger.disown(self.bench.run, worker)) == held
-            for batch in held:
+            let_run_out = {
+                batch
+                for batch in self.silent
+                if (its := self.boots[self.holder[batch].fence]).name == boot.name
+                and its.host_id == boot.host_id
+                and its.started_ms < boot.started_ms
+            }
+            alive = {b: lease for b, lease in self.holder.items() if b not in self.silent}
+            assert set(self.ledger.disown(self.bench.run, boot)) == let_run_out
+            for batch in let_run_out:
                 self.requeue(batch)
+            assert alive.items() <= self.holder.items()
 
     @precondition(lambda self: self.claims > 8)
     @rule(batch=st.sampled_from(BATCHES), accepted=st.integers(1, 9), twice=st.booleans())

@@ -18,7 +18,7 @@ from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.ledger import Ledger, scripts
 from dflashq.ledger.entries import strike_entry, verdict_entry
-from tests.ledger.bench import B1, B2, TTL_S, Bench, entries, ref
+from tests.ledger.bench import B1, B2, TTL_S, Bench, boot, entries, ref
 from tests.ledger.lossy import LossyProxy
 from tests.ledger.scenarios import SCENARIOS, Scenario
 
@@ -61,10 +61,12 @@ def _fill(own: Bench) -> None:
 def test_a_full_redis_cannot_lock_itself(own: Bench) -> None:
     batches = [f"batch-{number:06d}" for number in range(8)]
     own.start(*batches)
-    begun, failing, killed, drained, silent, orphan = (own.lease(b) for b in batches[:6])
+    begun, failing, killed, drained, silent = (own.lease(b) for b in batches[:5])
+    orphan = own.lease(batches[5], boot=boot().text)
     assert own.ledger.keep(begun, entries(0))
     own.ledger.epoch()
     own.silence(silent.batch)
+    own.silence(orphan.batch)
     own.raw.script_flush()
     _fill(own)
 
@@ -74,9 +76,14 @@ def test_a_full_redis_cannot_lock_itself(own: Bench) -> None:
     assert own.ledger.fail(failing, "broken") == "pending"
     assert own.ledger.kill(killed, "conflict")
     assert own.ledger.release(drained, "drain")
+    assert own.ledger.disown(own.run, boot(2)) == [orphan.batch]
     assert own.ledger.expire(own.run) == [(silent.batch, "pending")]
-    assert orphan.batch in own.ledger.disown(own.run, "w1")
+    name = "gpu0@a"
+    assert own.ledger.announce(name, {"boot": boot(name=name).text})
+    assert own.ledger.renew_name(name, boot(name=name).text)
+    assert own.ledger.retire(name, boot(name=name).text)
     # A fleet that starts anew on a full Redis can still work it empty.
+    assert own.ledger.release(begun, "drain")
     again = own.lease(begun.batch, "w2")
     assert set(own.ledger.kept(again).verdicts) == {0}
     assert own.ledger.complete(again, ref(again.batch), {"accepted": 1}) == "done"

@@ -140,7 +140,7 @@ def test_a_batch_that_dies_again_after_a_revival_is_told_again(
 
 def test_a_notice_is_signed_and_can_be_told_from_an_old_one(settings: Settings) -> None:
     with Receiver() as receiver, notifier(with_sinks(settings, receiver)) as one:
-        one.tell(notice.engine_failed("gpu0@h", "it died 6 times", 42))
+        one.tell(notice.engine_failed("gpu0@h", "it died 6 times", "h:42:a"))
         wait_until(lambda: len(receiver.got) == 1)
     [got] = receiver.got
     stamp = got.headers["X-Dflashq-Timestamp"]
@@ -155,7 +155,7 @@ def test_a_notice_is_signed_and_can_be_told_from_an_old_one(settings: Settings) 
 
 def test_a_failing_receiver_is_tried_again_with_the_same_id(settings: Settings) -> None:
     with Receiver(503, 429, 500) as receiver, notifier(with_sinks(settings, receiver)) as one:
-        one.tell(notice.engine_failed("gpu0@h", "it died", 42))
+        one.tell(notice.engine_failed("gpu0@h", "it died", "h:42:a"))
         wait_until(lambda: len(receiver.got) == 4)
     assert len({got.row["id"] for got in receiver.got}) == 1
 
@@ -200,7 +200,7 @@ def test_nobody_answers_and_the_address_stays_secret(
         update={"webhook_url": SecretStr("http://127.0.0.1:1/hook/secret-path")}
     )
     with caplog.at_level(logging.INFO), notifier(away) as one:
-        one.tell(notice.engine_failed("w", "it died", 1))
+        one.tell(notice.engine_failed("w", "it died", "h:1:a"))
         wait_until(lambda: "did not arrive" in caplog.text)
     assert "no answer (ConnectionError)" in caplog.text
     assert "secret-path" not in caplog.text
@@ -218,13 +218,13 @@ def test_a_file_gets_the_same_as_lines(settings: Settings, ledger: Ledger, tmp_p
 
 def test_stdout_is_a_sink(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     with notifier(with_sinks(settings, file="-")) as one:
-        one.tell(notice.engine_failed("w", "it died", 1))
+        one.tell(notice.engine_failed("w", "it died", "h:1:a"))
     assert json.loads(capsys.readouterr().out)["event"] == "engine_lost"
 
 
 def test_a_silent_worker_is_a_lost_engine(settings: Settings, ledger: Ledger) -> None:
-    ledger.announce("w0", {"host": "h", "pid": 7, "engine": "ready"})
-    ledger.announce("w1", {"host": "h", "pid": 8, "engine": "ready"})
+    ledger.announce("w0", {"host": "h", "boot": "h:7:a", "engine": "ready"})
+    ledger.announce("w1", {"host": "h", "boot": "h:8:a", "engine": "ready"})
     row = json.loads(ledger._redis.hget("dflashq:workers", "w0"))
     row["seen_ms"] -= 90_000
     ledger._redis.hset("dflashq:workers", "w0", json.dumps(row))
@@ -233,6 +233,18 @@ def test_a_silent_worker_is_a_lost_engine(settings: Settings, ledger: Ledger) ->
         wait_until(lambda: len(receiver.got) == 1)
     assert receiver.got[0].row["worker"] == "w0"
     assert "has been silent for 9" in receiver.got[0].row["sentence"]
+
+
+def test_every_boot_that_falls_silent_is_told(settings: Settings, ledger: Ledger) -> None:
+    """In containers, every start of a worker has the same name and the same process number."""
+    with Receiver() as receiver, notifier(with_sinks(settings, receiver)) as one:
+        for number, boot in enumerate(("host-1:5:a", "host-1:9:b", "host-2:5:c"), 1):
+            row = {"host": "h", "pid": 1, "boot": boot, "engine": "ready"}
+            seen = {"seen_ms": int((ledger.now_s() - 90) * 1000)}
+            ledger._redis.hset("dflashq:workers", "w0", json.dumps(seen | row))
+            check(one, one)
+            wait_until(lambda n=number: len(receiver.got) == n)  # type: ignore[misc]
+    assert len({got.row["id"] for got in receiver.got}) == 3
 
 
 def test_without_sinks_nothing_is_looked_at(settings: Settings, ledger: Ledger) -> None:
@@ -246,7 +258,7 @@ def test_an_outage_of_redis_ends_no_clock(settings: Settings) -> None:
     away = with_sinks(settings, file="-").model_copy(update={"redis_url": "redis://127.0.0.1:1/0"})
     with notifier(away) as one:
         one.check()
-        one.tell(notice.engine_failed("w", "it died", 1))
+        one.tell(notice.engine_failed("w", "it died", "h:1:a"))
 
 
 def test_the_ledger_gives_a_notice_to_one(settings: Settings) -> None:

@@ -106,6 +106,13 @@ def test_workers_are_one_per_gpu_and_start_only_when_asked() -> None:
     )
 
 
+def test_workers_of_two_machines_share_no_name() -> None:
+    """The file is copied from one to another, so no default may be the same on both."""
+    workers = [service for name, service in SERVICES.items() if name.startswith("worker-")]
+    assert {service["hostname"] for service in workers} == {"${WORKER_HOST:-}"}
+    assert "#WORKER_HOST=\n" in EXAMPLE
+
+
 def test_the_default_profile_exists() -> None:
     chosen = re.search(r"\$\{DFLASHQ_PROFILE:-([^}]+)\}", TEXT)
     assert chosen is not None

@@ -122,6 +122,7 @@ def announce(ledger: Ledger, number: int, batches: list[str], **more: Any) -> No
     row = {
         "host": f"host-{number // 8:03d}",
         "pid": 1000 + number,
+        "boot": f"host-{number // 8:03d}:{1000 + number}:0",
         "gpu": str(number % 8),
         "profile": "qwen3.6-27b-rtxpro6000",
         "engine": "ready",

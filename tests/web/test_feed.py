@@ -34,7 +34,7 @@ def test_a_lease_that_ends_and_a_revival() -> None:
 
 
 def worker(**changes: object) -> dict[str, object]:
-    row = {"silent_s": 1, "engine": "ready", "restarts": 0, "closed": [], "pid": 7}
+    row = {"silent_s": 1, "engine": "ready", "restarts": 0, "closed": [], "boot": "h:7:a"}
     return row | changes
 
 
@@ -44,7 +44,7 @@ def test_workers_come_fall_silent_come_back_and_leave() -> None:
         {"w": worker(silent_s=40)},
         {"w": worker(restarts=1)},
         {"w": worker(restarts=1, engine="down")},
-        {"w": worker(pid=8)},
+        {"w": worker(boot="h:8:b")},
         {},
     ]
     looks = [seen_of_fleet(rows) for rows in states]

@@ -4,8 +4,7 @@
 -- result: {batch, 'pending' or 'dead'}...
 local result = {}
 for _, batch in ipairs(redis.call('ZRANGEBYSCORE', LEASED, '-inf', now_ms())) do
-  local worker = redis.call('HGET', LEASES, batch .. ':worker') or '?'
-  local outcome = requeue(batch, ARGV[1], 'worker ' .. worker .. ' fell silent past its lease')
+  local outcome = requeue(batch, ARGV[1], holder(batch) .. ' fell silent past its lease')
   result[#result + 1] = { batch, outcome }
 end
 return result

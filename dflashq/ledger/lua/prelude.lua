@@ -3,7 +3,7 @@
 --                       waits_for (the canary batch, '' once it has passed) tolerated (a share)
 --   2 pending   zset    batch -> order (oldest first)
 --   3 leased    zset    batch -> end of the lease, server ms
---   4 leases    hash    batch -> fence; batch:worker, batch:begun
+--   4 leases    hash    batch -> fence; batch:worker, batch:boot, batch:begun
 --   5 attempts  hash    batch -> attempts begun; batch:spent -> those since work was last kept
 --   6 done      hash    batch -> object reference (JSON): the done-set
 --   7 dead      hash    batch -> reason
@@ -25,6 +25,20 @@ end
 
 local function holds(batch, fence)
   return redis.call('HGET', LEASES, batch) == fence
+end
+
+-- A boot as it is written, HOST_ID:STARTED_MS:TOKEN: its host, when it started there, its token.
+local function boot_of(text)
+  local host, started, token = string.match(text or '', '^([^:]+):(%d+):([^:]+)$')
+  return host, tonumber(started), token
+end
+
+-- Who holds the batch, for its story: the worker, and which boot of it on which host.
+local function holder(batch)
+  local worker = 'worker ' .. (redis.call('HGET', LEASES, batch .. ':worker') or '?')
+  local host, _, token = boot_of(redis.call('HGET', LEASES, batch .. ':boot'))
+  if not host then return worker end
+  return worker .. ' (boot ' .. token .. ' on host ' .. string.sub(host, 1, 8) .. ')'
 end
 
 local function tell(batch, sentence)
@@ -50,7 +64,7 @@ end
 -- The lease ends, however it ends; nobody will start from what a cancelled run kept.
 local function unlease(batch)
   redis.call('ZREM', LEASED, batch)
-  redis.call('HDEL', LEASES, batch, batch .. ':worker', batch .. ':begun')
+  redis.call('HDEL', LEASES, batch, batch .. ':worker', batch .. ':boot', batch .. ':begun')
   if redis.call('HGET', RUN, 'state') == 'cancelled' then drop_kept(batch) end
 end
 

@@ -28,9 +28,35 @@ def start_time(pid: int) -> int | None:
     return int(fields[19])
 
 
+def ended(pid: int, started: int) -> bool:
+    """True when the process with this pid and start has certainly ended, in our pid namespace.
+
+    The signal that is none asks the kernel itself: a /proc that hides the processes of other users
+    proves nothing.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # there is one, of another user: is it the same?
+    fields = _stat(pid)
+    return fields is not None and (fields[0] in "ZX" or int(fields[19]) != started)
+
+
 def boot_id() -> str:
-    """Changes with every boot of the machine."""
+    """Changes with every boot of the machine; the same in all its containers."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace() -> str:
+    """Which pid namespace this process counts in; empty where /proc shows another one, or none."""
+    try:
+        if os.readlink(_PROC / "self") != str(os.getpid()):
+            return ""
+        return os.readlink(_PROC / "self/ns/pid")
+    except OSError:
+        return ""
 
 
 def group_members(group: int) -> list[int]:
