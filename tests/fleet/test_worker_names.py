@@ -22,7 +22,7 @@ from tests.fleet.fleet import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.fleet
 
 RUN, PROMPTS = "names", 60
 
@@ -61,6 +61,7 @@ def leases(fleet: Fleet) -> dict[bytes, bytes]:
     return {name: fence for name, fence in rows.items() if b":" not in name}
 
 
+@pytest.mark.timeout(600)  # eight starts
 def test_twins_whose_engine_never_starts_cost_the_healthy_one_nothing(
     fast: Settings, tmp_path: Path, tiny_model: Path, profile: Path, stats: Path
 ) -> None:
