@@ -18,6 +18,7 @@ from dflashq.ledger import reads, scripts
 from dflashq.ledger.connection import address, connect, out_of_memory, translated
 from dflashq.ledger.entries import KeptEntry, decode_kept
 from dflashq.ledger.records import BatchStatus, Claim, Kept, Lease, RunStatus
+from dflashq.ledger.worker_rows import WorkerRows
 
 
 def _reference(ref: ObjectRef) -> str:
@@ -28,7 +29,7 @@ def _flat(counts: Mapping[str, int]) -> list[str | int]:
     return [part for pair in counts.items() for part in pair]
 
 
-class Ledger:
+class Ledger(WorkerRows):
     """One client of the ledger, safe from many threads.
 
     Every method may raise LedgerUnreachableError (nothing is known to have happened: repeat it)
@@ -255,46 +256,12 @@ class Ledger:
                 known = self._redis.get(keys.EPOCH)
             return str(known.decode())
 
-    def announce(self, worker: str, row: dict[str, Any], *, gone: str = "") -> bool:
-        """Take the name `worker` for the boot that `row` names, and say how that boot fares.
-
-        False: another boot has the name and was heard of within the lease time; its row stands.
-        `gone` is a boot that is known to have ended: its name is free at once.
-        """
-        row = {**row, "boot": str(row.get("boot", ""))}
-        row.pop("seen_ms", None)
-        asked = (row["boot"], self._lease_ms, json.dumps(row), gone)
-        return bool(self._call_on(scripts.WORKER_KEYS, "announce", worker, *asked))
-
-    def renew_name(self, worker: str, boot: str) -> bool:
-        """Say that a boot lives, its row as it was; False when another boot has its name."""
-        asked = (boot, self._lease_ms, "", "")
-        return bool(self._call_on(scripts.WORKER_KEYS, "announce", worker, *asked))
-
-    def retire(self, worker: str, boot: str = "") -> bool:
-        """Take a boot that ended in order off the list; False when it is not on it."""
-        return bool(self._call_on(scripts.WORKER_KEYS, "retire", worker, boot))
-
     # --- what is known
 
     def runs(self) -> dict[str, str]:
         """All known runs with their queues, the oldest run first."""
         with self._translated("listing the runs"):
             return reads.runs(self._redis)
-
-    def worker(self, worker: str) -> dict[str, Any] | None:
-        """What a worker last announced, and when (`seen_ms`); None when it is not on the list."""
-        with self._translated(f"reading the row of worker {worker}"):
-            row = self._redis.hget(keys.WORKERS, worker)
-        return None if row is None else dict(json.loads(row))
-
-    def workers(self) -> dict[str, dict[str, Any]]:
-        """What each worker last announced; `silent_s` is its age."""
-        with self._translated("listing the workers"):
-            rows = self._redis.hgetall(keys.WORKERS)
-        now = self._time()[0]
-        known = {name.decode(): json.loads(row) for name, row in rows.items()}
-        return {n: {**r, "silent_s": max(0, now - r["seen_ms"] // 1000)} for n, r in known.items()}
 
     def state(self, run: str) -> str:
         """active, paused, cancelled or unknown."""

@@ -36,6 +36,7 @@ def handle(bench: Bench, monkeypatch: pytest.MonkeyPatch, exc: Exception, begin:
     station: Any = SimpleNamespace(
         profile=SimpleNamespace(queue="q"),
         keeping=keeping,
+        health=SimpleNamespace(withdrawn=False),
         enter=nothing,
         leave=nothing,
         note_error=nothing,
