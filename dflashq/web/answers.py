@@ -155,6 +155,7 @@ def worker_row(name: str, row: Row) -> Row:
             *("last_error", "silent_s"),
         )
     }
+    told["boot"] = row.get("boot") or None
     closed = list(row.get("closed", ()))
     trouble = 0
     if not alive:

@@ -22,8 +22,8 @@ RUN_NAMES = {
     *("tokens_per_s", "left_s", "forecast", "waits_for", "batches_version"),
 }
 WORKER_NAMES = {
-    *("worker", "alive", "trouble", "host", "gpu", "profile", "engine", "in_flight", "limit"),
-    *("waiting", "queued", "kv_use", "accept_length", "tokens_per_s", "output_tokens"),
+    *("worker", "alive", "trouble", "host", "boot", "gpu", "profile", "engine", "in_flight"),
+    *("limit", "waiting", "queued", "kv_use", "accept_length", "tokens_per_s", "output_tokens"),
     *("restarts", "last_error", "silent_s", "closed", "batches"),
 }
 
@@ -119,6 +119,7 @@ def test_workers_sick_ones_first_and_unknown_is_null(stage: Stage) -> None:
     assert row["workers"][0]["trouble"] == 2
     told = {one["worker"]: one for one in row["workers"]}["old@h"]
     assert told["kv_use"] is None
+    assert told["boot"] is None
     assert told["accept_length"] is None
     mine = stage.get("/workers?run=r")["workers"]
     assert [one["worker"] for one in mine] == [worker_name(1)]

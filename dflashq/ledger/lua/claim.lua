@@ -34,7 +34,7 @@ if batch == '' or not redis.call('ZSCORE', PENDING, batch) then
     return { 'none', redis.call('HEXISTS', DONE, batch) == 1 and 'done' or 'taken' }
   end
   batch = nil
-  for _, pending in ipairs(redis.call('ZRANGE', PENDING, 0, #ARGV - 6)) do
+  for _, pending in ipairs(redis.call('ZRANGE', PENDING, 0, math.max(0, #ARGV - 6))) do
     if not avoided[pending] then
       batch = pending
       break
