@@ -50,7 +50,9 @@ def fake_desk(**gate: Any) -> Desk:
             settings=SimpleNamespace(gpu="1", engine_api_key=None),
             profile=SimpleNamespace(launch=SimpleNamespace(kind="sglang")),
             station=SimpleNamespace(
-                gate=SimpleNamespace(**shown), keeping=SimpleNamespace(full=False)
+                gate=SimpleNamespace(**shown),
+                keeping=SimpleNamespace(full=False),
+                sick="",
             ),
             generator=SimpleNamespace(active=lambda: [attempt, attempt], taken=7),
             keeper=SimpleNamespace(held=list, last_answer=0.0),
