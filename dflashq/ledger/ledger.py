@@ -87,9 +87,19 @@ class Ledger(WorkerRows):
             value = self._redis.hget(keys.redis_run(run, "run"), "tolerated")
         return float(value) if value else 0.0
 
-    def revive(self, run: str, reason: str) -> list[str]:
-        """Dead batches are pending again with all their attempts; returns their names."""
-        return [b.decode() for b in self._call("revive", run, reason)]
+    def pause_at_canary(self, run: str, seen: str, reason: str) -> bool:
+        """Pause an active run whose canary is still where it was `seen`: done, dead or lost.
+
+        False: nothing was paused, since somebody resumed, accepted or revived it meanwhile.
+        """
+        return bool(self._call("pause_at_canary", run, seen, reason))
+
+    def revive(self, run: str, reason: str, batches: Iterable[str] = ()) -> list[str]:
+        """Dead batches (all, or those named) are pending again with all their attempts.
+
+        Returns the names of those that were dead.
+        """
+        return [b.decode() for b in self._call("revive", run, reason, *batches)]
 
     # --- a lease
 

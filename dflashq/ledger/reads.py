@@ -41,6 +41,14 @@ def _leased(client: Any, run: str, names: list[bytes]) -> list[BatchStatus]:
 
 def run_status(client: Any, run: str) -> RunStatus | None:
     """The counts of a run, or None when the ledger does not know it."""
+    status = _counts(client, run, "")
+    if status is None or not status.waits_for:
+        return status
+    # Only now the canary's name is known; where it is belongs to the same moment as the counts.
+    return _counts(client, run, status.waits_for)
+
+
+def _counts(client: Any, run: str, canary: str) -> RunStatus | None:
     pipe = client.pipeline()  # one moment: no batch is missed or met twice between two reads
     pipe.hgetall(keys.redis_run(run, "run"))
     pipe.zcard(keys.redis_run(run, "pending"))
@@ -49,10 +57,19 @@ def run_status(client: Any, run: str) -> RunStatus | None:
     pipe.hgetall(keys.redis_run(run, "dead"))
     pipe.hgetall(keys.redis_run(run, "counters"))
     pipe.time()
-    raw, pending, leased, done, dead, counters, now = pipe.execute()
+    pipe.zscore(keys.redis_run(run, "pending"), canary)
+    pipe.hexists(keys.redis_run(run, "done"), canary)
+    raw, pending, leased, done, dead, counters, now, is_pending, is_done = pipe.execute()
     if not raw:
         return None
     row = _text(raw)
+    places = {
+        "pending": is_pending is not None,
+        "leased": canary.encode() in leased,
+        "done": is_done,
+        "dead": canary.encode() in dead,
+    }
+    waits = canary and row.get("waits_for") == canary
     return RunStatus(
         name=run,
         state=row["state"],
@@ -71,6 +88,9 @@ def run_status(client: Any, run: str) -> RunStatus | None:
         counters={name: int(n) for name, n in _text(counters).items()},
         waits_for=row.get("waits_for", ""),
         claims=int(row.get("fence", 0)),
+        canary=next((place for place, is_there in places.items() if is_there), "lost")
+        if waits
+        else "",
     )
 
 

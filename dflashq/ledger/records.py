@@ -67,8 +67,9 @@ class BatchStatus:
 class RunStatus:
     """The counts of a run; `counters` cover the done batches, `kept` the unfinished ones.
 
-    `waits_for` is the canary batch while the others wait for it; `claims` counts the leases ever
-    given.
+    `waits_for` is the canary batch while the others wait for it, and `canary` where that is:
+    pending, leased, done (not judged yet), dead, or lost (in none of these); both are empty
+    otherwise. `claims` counts the leases ever given.
     """
 
     name: str
@@ -88,6 +89,12 @@ class RunStatus:
     counters: dict[str, int]
     waits_for: str = ""
     claims: int = 0
+    canary: str = ""
+
+    @property
+    def known(self) -> int:
+        """The batches that the ledger has, in whatever state; revisions count too."""
+        return self.pending + len(self.leased) + self.done + len(self.dead)
 
     @property
     def finished(self) -> bool:

@@ -682,6 +682,87 @@ def the_others_wait_for_the_canary(bench: Bench) -> None:
     assert bench.ledger.tolerated(bench.run) == 0.5
 
 
+def _canary(bench: Bench) -> str:
+    """Where the status says that the canary is."""
+    return bench.ledger.status(bench.run).canary
+
+
+@scenario
+def the_status_says_where_the_canary_is(bench: Bench) -> None:
+    bench.ledger.register(bench.run, "f" * 64, "q", 10, 2, B1)
+    assert _canary(bench) == "lost"
+    bench.ledger.add(bench.run, [B1, B2])
+    assert _canary(bench) == "pending"
+    lease = bench.lease()
+    assert _canary(bench) == "leased"
+    bench.ledger.kill(lease, "conflict")
+    assert _canary(bench) == "dead"
+    bench.ledger.revive(bench.run, "again")
+    bench.ledger.complete(bench.lease(), ref(B1), {"accepted": 1})
+    assert _canary(bench) == "done"
+    bench.ledger.release_canary(bench.run)
+    assert _canary(bench) == ""
+
+
+@scenario
+def a_run_is_paused_only_where_its_canary_was_seen(bench: Bench) -> None:
+    def pauses(seen: str) -> bool:
+        return bench.ledger.pause_at_canary(bench.run, seen, "the canary")
+
+    bench.ledger.register(bench.run, "f" * 64, "q", 10, 2, B1)
+    bench.ledger.add(bench.run, [B1, B2])
+    with unchanged(bench):
+        assert not any(pauses(seen) for seen in ("done", "dead", "lost"))  # it is pending
+    lease = bench.lease()
+    with unchanged(bench):
+        assert not any(pauses(seen) for seen in ("done", "dead", "lost"))  # it is at work
+    bench.ledger.kill(lease, "conflict")
+    with unchanged(bench):
+        assert not pauses("lost")
+        assert not pauses("done")
+    assert pauses("dead")
+    status = bench.ledger.status(bench.run)
+    assert (status.state, status.reason) == ("paused", "the canary")
+    with unchanged(bench):
+        assert not bench.ledger.pause_at_canary(bench.run, "dead", "again")
+    bench.ledger.set_state(bench.run, "active", "")
+    bench.ledger.revive(bench.run, "again")
+    bench.ledger.complete(bench.lease(), ref(B1), {"accepted": 1})
+    with unchanged(bench):
+        assert not pauses("dead")
+    assert pauses("done")
+    bench.ledger.set_state(bench.run, "active", "")
+    bench.raw.hdel(bench.key("done"), B1)
+    assert pauses("lost")
+    bench.ledger.set_state(bench.run, "active", "")
+    bench.ledger.release_canary(bench.run)
+    with unchanged(bench):
+        assert not pauses("lost")
+    bench.ledger.set_state(bench.run, "cancelled", "")
+    with unchanged(bench):
+        assert not pauses("lost")
+
+
+@scenario
+def a_run_without_a_canary_is_not_paused_at_it(bench: Bench) -> None:
+    assert not bench.ledger.pause_at_canary(bench.run, "lost", "there is no such run")
+    bench.start(B1)
+    bench.raw.hdel(bench.key("run"), "waits_for")  # as a ledger of an older version
+    with unchanged(bench):
+        assert not bench.ledger.pause_at_canary(bench.run, "lost", "it waits for nothing")
+
+
+@scenario
+def revive_takes_only_those_asked_for(bench: Bench) -> None:
+    bench.start(B1, B2, B3)
+    for batch in (B1, B2):
+        assert bench.ledger.kill(bench.lease(batch), "conflict")
+    with unchanged(bench):
+        assert bench.ledger.revive(bench.run, "again", [B3]) == []
+    assert bench.ledger.revive(bench.run, "again", [B2]) == [B2]
+    assert bench.states() == {B1: "dead", B2: "pending", B3: "pending"}
+
+
 @scenario
 def a_canary_of_nothing_makes_no_run(bench: Bench) -> None:
     bench.ledger.release_canary(bench.run, tolerated=1.0)

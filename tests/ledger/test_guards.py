@@ -18,8 +18,8 @@ from tests.ledger.bench import Bench
 from tests.ledger.scenarios import Scenario
 
 VERBS = """
-    add adopt announce begin claim complete disown expire fail forget keep kill register release
-    release_canary renew retire revive state
+    add adopt announce begin claim complete disown expire fail forget keep kill pause_at_canary
+    register release release_canary renew retire revive state
 """.split()  # noqa: SIM905
 
 PRELUDE_ENDS = "return 'pending'\nend\n"
@@ -38,6 +38,60 @@ GUARDS: list[tuple[str, str, str, Scenario]] = [
         "if not redis.call('ZSCORE', PENDING, canary) then return { 'none', 'canary' } end",
         "if not redis.call('ZSCORE', PENDING, canary) then canary = batch end",
         scenarios.the_others_wait_for_the_canary,
+    ),
+    (
+        "pause_at_canary",
+        "redis.call('HGET', RUN, 'state') ~= 'active' or ",
+        "",
+        scenarios.a_run_is_paused_only_where_its_canary_was_seen,
+    ),
+    (
+        "pause_at_canary",
+        "not canary or ",
+        "",
+        scenarios.a_run_without_a_canary_is_not_paused_at_it,
+    ),
+    (
+        "pause_at_canary",
+        " or canary == ''",
+        "",
+        scenarios.a_run_is_paused_only_where_its_canary_was_seen,
+    ),
+    (
+        "pause_at_canary",
+        "redis.call('ZSCORE', PENDING, canary) or ",
+        "",
+        scenarios.a_run_is_paused_only_where_its_canary_was_seen,
+    ),
+    (
+        "pause_at_canary",
+        " or redis.call('ZSCORE', LEASED, canary)",
+        "",
+        scenarios.a_run_is_paused_only_where_its_canary_was_seen,
+    ),
+    (
+        "pause_at_canary",
+        "if redis.call('HEXISTS', DONE, canary) == 1 then place = 'done' end",
+        "",
+        scenarios.a_run_is_paused_only_where_its_canary_was_seen,
+    ),
+    (
+        "pause_at_canary",
+        "if redis.call('HEXISTS', DEAD, canary) == 1 then place = 'dead' end",
+        "",
+        scenarios.a_run_is_paused_only_where_its_canary_was_seen,
+    ),
+    (
+        "pause_at_canary",
+        "if place ~= ARGV[1] then return 0 end",
+        "",
+        scenarios.a_run_is_paused_only_where_its_canary_was_seen,
+    ),
+    (
+        "revive",
+        "if #ARGV == 1 or asked[batch] then",
+        "if true then",
+        scenarios.revive_takes_only_those_asked_for,
     ),
     (
         "release_canary",
