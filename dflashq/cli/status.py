@@ -15,7 +15,8 @@ from dflashq.cli.session import (
     pass_session,
 )
 from dflashq.ledger import Ledger
-from dflashq.operations.status import run_view, worker_views
+from dflashq.operations.status import run_view
+from dflashq.operations.worker_view import worker_views
 
 
 @click.command()

@@ -9,7 +9,8 @@ from typing import Any, Self
 from dflashq.core.progress import in_words
 from dflashq.ledger import Ledger
 from dflashq.ledger.records import RunStatus
-from dflashq.operations.status import RunView, WorkerView, run_view, worker_views
+from dflashq.operations.status import RunView, run_view
+from dflashq.operations.worker_view import WorkerView, worker_views
 
 SHOWN = 10
 MIB = 2**20
@@ -86,9 +87,17 @@ def workers_lines(workers: Sequence[WorkerView]) -> list[str]:
         flight = f"{w.in_flight}/{w.limit}"
         heard = f"{in_words(w.silent_s)} ago" + ("" if w.alive else " (silent)")
         rows.append(
-            (w.name, w.engine, flight, str(len(w.batches)), f"{w.tokens_per_s:,.0f}", heard)
+            (
+                w.name,
+                "sick" if w.sick else w.engine,
+                flight,
+                str(len(w.batches)),
+                f"{w.tokens_per_s:,.0f}",
+                heard,
+            )
         )
     lines = columns(rows)
+    lines += [f"  {w.name} is sick: {w.sick}" for w in workers if w.sick]
     return lines + [f"  {w.name} takes no new prompts: {why}" for w in workers for why in w.closed]
 
 

@@ -92,3 +92,41 @@ class Window:
             self._rejected -= self._last.popleft().reason is not None
         self._last.append(judged)
         self._rejected += judged.reason is not None
+
+
+def dead_canary(run: str, canary: str, reason: str) -> str:
+    """Why a run stands still behind a canary whose attempts are spent, and how it goes on."""
+    return _stands_still(
+        run,
+        f"its canary ({canary}) is dead: {reason}",
+        "tries the canary again",
+        f"goes on without it (`dflashq backfill {run}` can revive it later)",
+    )
+
+
+def lost_canary(run: str, canary: str) -> str:
+    """The same for a canary that the ledger does not know any more."""
+    return _stands_still(
+        run,
+        f"its canary ({canary}) is lost: the ledger has it in no state",
+        "adds it again",
+        "adds it as a batch that nobody waits for",
+    )
+
+
+def unreadable_canary(run: str, canary: str, reason: str) -> str:
+    """The same for a canary that is done and cannot be judged from what S3 holds."""
+    return _stands_still(
+        run,
+        f"its canary ({canary}) is done and cannot be judged: {reason}",
+        f"judges it again, once its object is mended (`dflashq verify {run}` names what is wrong; "
+        f"`dflashq reconcile {run}` has a lost object made anew)",
+        "goes on without a judgement",
+    )
+
+
+def _stands_still(run: str, why: str, resumed: str, accepted: str) -> str:
+    return (
+        f"{why}. Nothing else of the run is begun. What to do: `dflashq resume {run}` {resumed}; "
+        f"`dflashq resume {run} --accept` {accepted}; or `dflashq cancel {run}`"
+    )

@@ -221,7 +221,7 @@ KEPT_BYTES = _fleet(
     "dflashq_kept_bytes", "bytes", "Kept work of unfinished batches in Redis.", "run"
 )
 WORKERS = _fleet(
-    "dflashq_workers", "workers", "Announced workers by engine state, or silent.", "engine"
+    "dflashq_workers", "workers", "Announced workers by engine state, sick or silent.", "engine"
 )
 WORKER_SILENT = _fleet(
     "dflashq_worker_silent_seconds", "seconds", "Time since the worker announced itself.", "worker"

@@ -11,9 +11,10 @@ from typing import Any
 from dflashq.core.model import canonical_json
 
 PAUSED, FINISHED = "run_paused", "run_finished"
-DEAD_BATCH, ENGINE_LOST = "batch_dead", "engine_lost"
+DEAD_BATCH, ENGINE_LOST, ENGINE_SICK = "batch_dead", "engine_lost", "engine_sick"
 PAUSE_NAME = "paused"
-EVENTS = (PAUSED, FINISHED, DEAD_BATCH, ENGINE_LOST)
+EVENTS = (PAUSED, FINISHED, DEAD_BATCH, ENGINE_LOST, ENGINE_SICK)
+ABOUT_WORKERS = (ENGINE_LOST, ENGINE_SICK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,16 @@ def finished(run: str, sentence: str, counts: Mapping[str, int]) -> Notice:
     return Notice(FINISHED, run, name, f"run {run} is finished: {sentence}", {"run": run, **counts})
 
 
-def dead_batch(run: str, batch: str, reason: str, died_ms: int) -> Notice:
-    """A batch whose attempts are spent; dying again after a revival is told again."""
+def dead_batch(run: str, batch: str, reason: str, died_ms: int, then: str) -> Notice:
+    """A batch whose attempts are spent; dying again after a revival is told again.
+
+    `then` says what becomes of the run, and how the batch is revived.
+    """
     return Notice(
         DEAD_BATCH,
         run,
         f"dead:{batch}:{died_ms}",
-        f"{run}/{batch} is dead: {reason}. The run goes on; `dflashq backfill {run}` revives it",
+        f"{run}/{batch} is dead: {reason}. {then}",
         {"run": run, "batch": batch, "reason": reason},
     )
 
@@ -92,6 +96,18 @@ def worker_silent(worker: str, host: str, silent_s: int, boot: str) -> Notice:
         f"worker {worker} on {host} has been silent for {silent_s} s: its batches go to others. "
         "See whether the host is up, and start the worker again",
         {"worker": worker, "host": host, "silent_s": silent_s},
+    )
+
+
+def engine_sick(worker: str, boot: str, reason: str, since_ms: int) -> Notice:
+    """A worker whose engine answers with errors only; told once an episode, begun `since_ms`."""
+    return Notice(
+        ENGINE_SICK,
+        worker,
+        f"sick:{boot}:{since_ms}",
+        f"the engine of worker {worker} is sick: {reason}. Its work is left to others; run "
+        "`dflashq doctor` on that host, then restart the worker",
+        {"worker": worker, "reason": reason},
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from dflashq.core.forecast import Forecast, mixed_mean
 from dflashq.ledger.records import BatchStatus, RunStatus
-from dflashq.operations.status import RunView, WorkerView
+from dflashq.operations.status import RunView
+from dflashq.operations.worker_view import WorkerView
 
 Counts = dict[str, dict[str, int]]
 

@@ -15,7 +15,8 @@ from dflashq.core.errors import LedgerError, UnknownRunError
 from dflashq.core.metrics import Reading
 from dflashq.ledger import Ledger
 from dflashq.ledger.records import RunStatus
-from dflashq.operations.status import RunView, WorkerView, run_view, worker_views
+from dflashq.operations.status import RunView, run_view
+from dflashq.operations.worker_view import WorkerView, worker_views
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Values = Mapping[tuple[str, ...], float]
@@ -98,8 +99,14 @@ def _batches(run: RunView) -> dict[str, int]:
     return {state: row[state] for state in ("pending", "leased", "done", "dead", "waiting")}
 
 
+def _engine_state(worker: WorkerView) -> str:
+    if not worker.alive:
+        return "silent"
+    return "sick" if worker.sick else worker.engine
+
+
 def _worker_values(workers: list[WorkerView]) -> dict[Reading, Values]:
-    states = Tally(w.engine if w.alive else "silent" for w in workers)
+    states = Tally(_engine_state(w) for w in workers)
     return {
         metrics.WORKERS: {(state,): count for state, count in states.items()},
         metrics.WORKER_SILENT: {(w.name,): w.silent_s for w in workers},

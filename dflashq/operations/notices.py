@@ -9,7 +9,8 @@ from dflashq.core.errors import UnknownRunError
 from dflashq.core.notice import Notice
 from dflashq.ledger import Ledger
 from dflashq.ledger.records import RunStatus
-from dflashq.operations.status import SILENT_S, run_view, worker_views
+from dflashq.operations.status import run_view
+from dflashq.operations.worker_view import SILENT_S, worker_views
 
 _SILENT_AT_MOST_S = 86400  # later it is no news, and its record in Redis may be gone
 
@@ -35,12 +36,33 @@ def of_run(ledger: Ledger, status: RunStatus, known_dead: set[str]) -> Iterator[
     if status.state == "paused":
         yield notice.paused(run, status.reason)
     for batch in sorted(status.dead.keys() - known_dead):
-        yield notice.dead_batch(run, batch, status.dead[batch], _last_ms(ledger, run, batch))
+        yield notice.dead_batch(
+            *(run, batch, status.dead[batch], _last_ms(ledger, run, batch)),
+            _after_death(status, batch),
+        )
     if status.finished and status.state != "cancelled":
         view = run_view(status, [])
         counts = {"done": view.done, "dead": view.dead}
         counts |= {"accepted": view.accepted, "rejected": view.rejected}
         yield notice.finished(run, view.sentence, counts)
+
+
+def _after_death(status: RunStatus, batch: str) -> str:
+    """What a batch's death means for its run, and how it is revived."""
+    run = status.name
+    revives = f"`dflashq backfill {run}` revives it"
+    if status.state == "cancelled":
+        return "The run is cancelled: it is not run again"
+    if status.finished:
+        return f"Nothing else of the run is left to do; {revives}"
+    if status.waits_for == batch:
+        return (
+            f"It is the canary, so nothing else of the run is begun: `dflashq resume {run}` tries "
+            f"it again, `dflashq resume {run} --accept` goes on without it"
+        )
+    if status.state == "paused":
+        return f"The run is paused; {revives}, `dflashq resume {run}` lets it go on"
+    return f"The run goes on; {revives}"
 
 
 def _last_ms(ledger: Ledger, run: str, batch: str) -> int:
@@ -49,9 +71,12 @@ def _last_ms(ledger: Ledger, run: str, batch: str) -> int:
 
 
 def of_workers(ledger: Ledger) -> Iterator[Notice]:
-    """The workers that fell silent without taking leave. Blocks on Redis."""
+    """The workers that fell silent without taking leave, or are sick. Blocks on Redis."""
     rows = ledger.workers()
     for view in worker_views(rows):
+        if view.alive and view.sick:
+            since_ms = int(rows[view.name].get("sick_since") or 0)
+            yield notice.engine_sick(view.name, view.boot, view.sick, since_ms)
         if 2 * SILENT_S < view.silent_s <= _SILENT_AT_MOST_S:
             host = str(rows[view.name].get("host", "?"))
             yield notice.worker_silent(view.name, host, view.silent_s, view.boot)

@@ -19,8 +19,8 @@ from dflashq.config import Settings
 from dflashq.core import metrics
 from dflashq.core.errors import DflashqError, LedgerError
 from dflashq.core.notice import (
+    ABOUT_WORKERS,
     DEAD_BATCH,
-    ENGINE_LOST,
     EVENTS,
     PAUSE_NAME,
     Notice,
@@ -251,7 +251,7 @@ class Courier:
     def _told(self, sink: Sink, notice: Notice) -> None:
         metrics.NOTICES.add(event=notice.event, outcome="sent")
         log.info("told: notice=%s about=%s sink=%s", notice.event, notice.about, sink.name)
-        for_good = notice.event != ENGINE_LOST
+        for_good = notice.event not in ABOUT_WORKERS
         self._notices.told(notice.about, _name(sink, notice), for_good=for_good)
 
     def _give_up(self, sink: Sink, notice: Notice, exc: UndeliveredError) -> None:

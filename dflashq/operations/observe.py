@@ -32,7 +32,8 @@ from dflashq.operations.looks import (
     with_leases,
 )
 from dflashq.operations.scribe import Scribe
-from dflashq.operations.status import WorkerView, run_view, worker_views
+from dflashq.operations.status import run_view
+from dflashq.operations.worker_view import WorkerView, worker_views
 
 log = logging.getLogger(__name__)
 

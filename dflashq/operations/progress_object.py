@@ -13,7 +13,9 @@ from dflashq.core.errors import BlobMissingError
 from dflashq.core.forecast import Forecast
 from dflashq.core.model import canonical_json
 from dflashq.ledger import Ledger, RunStatus
-from dflashq.operations.status import RunView, run_view, worker_views
+from dflashq.operations.containment import contained
+from dflashq.operations.status import RunView, run_view
+from dflashq.operations.worker_view import worker_views
 
 PROGRESS_S = 60.0
 
@@ -53,15 +55,22 @@ def keep_progress(
         return []
     written = []
     for run in ledger.runs():
-        status = ledger.status(run)
-        if not status.finished:
-            ended.discard(run)  # revived, or rejected prompts of it are run again
-        if run not in ended and _is_stale(read_progress(blobs, run), status, 1.5 * every_s):
-            write_progress(ledger, blobs, run)
-            written.append(run)
-        if status.finished:
-            ended.add(run)
+        with contained(run, "writing progress.json"):
+            if _keep(ledger, blobs, run, ended, every_s):
+                written.append(run)
     return written
+
+
+def _keep(ledger: Ledger, blobs: Blobs, run: str, ended: set[str], every_s: float) -> bool:
+    status = ledger.status(run)
+    if not status.finished:
+        ended.discard(run)  # revived, or rejected prompts of it are run again
+    stale = run not in ended and _is_stale(read_progress(blobs, run), status, 1.5 * every_s)
+    if stale:
+        write_progress(ledger, blobs, run)
+    if status.finished:
+        ended.add(run)
+    return stale
 
 
 def _is_stale(row: dict[str, Any] | None, status: RunStatus, age_s: float) -> bool:
@@ -72,9 +81,9 @@ def _is_stale(row: dict[str, Any] | None, status: RunStatus, age_s: float) -> bo
 
 
 def read_progress(blobs: Blobs, run: str) -> dict[str, Any] | None:
-    """What was written last; None when nothing was."""
+    """What was written last; None when nothing was, or nothing that can be read."""
     try:
         row: dict[str, Any] = json.loads(blobs.get(keys.progress_json(run)).body)
-    except BlobMissingError:
+    except (BlobMissingError, ValueError):
         return None
     return row

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dflashq.operations.looks import Batch, RunSeen, Seen
+from dflashq.operations.run_condition import Condition
 
 Row = dict[str, Any]
 STATES = ("pending", "waiting", "leased", "done", "dead")
@@ -21,6 +22,7 @@ def run_row(one: RunSeen) -> Row:
     """One run: the names of `dflashq status RUN --json`, its forecast, its versions."""
     row = asdict(one.view)
     row["ended"] = one.view.finished
+    row["needs_attention"] = Condition(one.view.condition).needs_attention
     row["forecast"] = asdict(one.forecast) if one.forecast is not None else None
     row["batches_version"] = one.version
     return row
@@ -40,12 +42,13 @@ def overview(seen: Seen) -> Row:
 
 
 def fleet_row(seen: Seen) -> Row:
-    """The workers counted: all, alive, silent, without an engine, tokens/s of the living."""
+    """The workers counted: all, alive, silent, sick, without an engine, tokens/s of the living."""
     alive = [view for view in seen.views if view.alive]
     return {
         "known": len(seen.views),
         "alive": len(alive),
         "silent": len(seen.views) - len(alive),
+        "sick": sum(1 for view in alive if view.sick),
         "not_ready": sum(1 for view in alive if view.engine != "ready"),
         "tokens_per_s": round(sum(view.tokens_per_s for view in alive), 1),
     }
@@ -152,7 +155,7 @@ def worker_row(name: str, row: Row) -> Row:
                 "queued",
             ),
             *("kv_use", "accept_length", "tokens_per_s", "output_tokens", "restarts"),
-            *("last_error", "silent_s"),
+            *("last_error", "silent_s", "sick"),
         )
     }
     told["boot"] = row.get("boot") or None
@@ -160,7 +163,7 @@ def worker_row(name: str, row: Row) -> Row:
     trouble = 0
     if not alive:
         trouble = 3
-    elif engine not in ("ready", None):
+    elif engine not in ("ready", None) or row.get("sick"):
         trouble = 2
     elif closed:
         trouble = 1

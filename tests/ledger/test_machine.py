@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
@@ -22,6 +23,8 @@ from dflashq.config import Settings
 from dflashq.core.errors import LeaseLostError, LedgerError
 from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import Lease
+from dflashq.operations.run_condition import Condition, run_condition
+from dflashq.operations.worker_view import WorkerView
 from tests.ledger.bench import Bench, boot, ref
 
 BATCHES = tuple(f"batch-{n:06d}{r}" for n in range(3) for r in ("", ".r1"))
@@ -35,6 +38,15 @@ BOOTS = (
 ATTEMPTS = 2
 BUDGET_BYTES = 400
 OLD = st.sampled_from([False, False, True])
+READY = WorkerView("w0", "ready", "p", "0", 0, 80, 0.0, 0, silent_s=1, queue="q")
+MOVING = {
+    *(Condition.AT_WORK, Condition.PENDING),
+    *(Condition.CANARY_AT_WORK, Condition.CANARY_PENDING),
+}
+ENDS = {
+    *(Condition.FINISHED, Condition.PAUSED, Condition.ENQUEUE_UNFINISHED),
+    *(Condition.CANARY_DEAD, Condition.CANARY_LOST, Condition.CANARY_UNJUDGED),
+}
 TTL_S = 3600.0  # nothing expires by itself: a rule makes leases silent
 
 
@@ -48,6 +60,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.bench = Bench(settings)
         self.ledger = self.bench.ledger
         self.state = "active"
+        self.canary = ""  # the batch that the others wait for
         self.where: dict[str, str] = {}
         self.holder: dict[str, Lease] = {}
         self.begun: set[str] = set()  # fences
@@ -64,6 +77,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def pick(self, lease: Lease, old: bool) -> Lease:
         """This lease, or mostly whoever holds its batch now: zombies would crowd out the others."""
         return lease if old else self.holder.get(lease.batch, lease)
+
+    def claimable(self) -> list[str]:
+        """What may be claimed now: the canary alone while the others wait for it."""
+        pending = sorted(b for b, where in self.where.items() if where == "pending")
+        if self.canary:
+            pending = [self.canary] if self.canary in pending else []
+        return pending if self.state == "active" else []
 
     def holds(self, lease: Lease) -> bool:
         return self.holder.get(lease.batch) == lease
@@ -85,9 +105,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # --- a run and its batches
 
-    @initialize(batches=st.sets(st.sampled_from(BATCHES), min_size=3))
-    def enqueue(self, batches: set[str]) -> None:
-        self.ledger.register(self.bench.run, "f" * 64, "q", 9, len(BATCHES))
+    @initialize(
+        batches=st.sets(st.sampled_from(BATCHES), min_size=3),
+        canary=st.sampled_from(("", "", BATCHES[0])),
+    )
+    def enqueue(self, batches: set[str], canary: str) -> None:
+        self.canary = canary
+        self.ledger.register(self.bench.run, "f" * 64, "q", 9, len(BATCHES), canary)
         self.add(batches, twice=False)
 
     @rule(batches=st.sets(st.sampled_from(BATCHES), min_size=1), twice=st.booleans())
@@ -114,14 +138,41 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.state == "cancelled":
             self.kept = {b: k for b, k in self.kept.items() if self.where[b] == "leased"}
 
-    @rule(twice=st.booleans())
-    def revive(self, twice: bool) -> None:
+    @rule(only=st.none() | st.sets(st.sampled_from(BATCHES), min_size=1), twice=st.booleans())
+    def revive(self, only: set[str] | None, twice: bool) -> None:
         dead = sorted(batch for batch, where in self.where.items() if where == "dead")
-        assert self.ledger.revive(self.bench.run, "asked") == dead
+        dead = [batch for batch in dead if only is None or batch in only]
+        assert self.ledger.revive(self.bench.run, "asked", only or ()) == dead
         if twice:
-            assert self.ledger.revive(self.bench.run, "asked") == []
+            assert self.ledger.revive(self.bench.run, "asked", only or ()) == []
         for batch in dead:
             self.where[batch], self.spent[batch] = "pending", 0
+
+    @precondition(lambda self: self.canary)
+    @rule(seen=st.sampled_from(["done", "dead", "lost"]), twice=st.booleans())
+    def pause_at_canary(self, seen: str, twice: bool) -> None:
+        """What the judgement of every worker does to a run that waits in vain."""
+        for _ in range(1 + twice):
+            pauses = self.state == "active" and self.where.get(self.canary, "lost") == seen
+            assert self.ledger.pause_at_canary(self.bench.run, seen, "the canary") == pauses
+            self.state = "paused" if pauses else self.state
+
+    @precondition(lambda self: self.canary and self.claims > 5)
+    @rule(twice=st.booleans())
+    def release_canary(self, twice: bool) -> None:
+        for _ in range(1 + twice):
+            self.ledger.release_canary(self.bench.run)
+        self.canary = ""
+
+    @precondition(lambda self: self.where.get(self.canary) == "pending")
+    @rule()
+    def lose_canary(self) -> None:
+        """No verb of ours does that: somebody deleted a key."""
+        self.bench.raw.zrem(self.bench.key("pending"), self.canary)
+        self.kept.pop(self.canary, None)
+        self.bench.raw.delete(self.bench.key(f"kept:{self.canary}"))
+        self.bench.raw.hset(self.bench.key("run"), "kept_bytes", self.kept_bytes())
+        del self.where[self.canary]
 
     # --- leases
 
@@ -137,9 +188,10 @@ class LedgerMachine(RuleBasedStateMachine):
         got = self.ledger._call("claim", self.bench.run, *ask)
         if twice:
             assert self.ledger._call("claim", self.bench.run, *ask) == got
-        pending = sorted(b for b, where in self.where.items() if where == "pending")
-        if self.state != "active" or not pending:
-            assert got == [b"none", b"idle" if self.state == "active" else self.state.encode()]
+        pending = self.claimable()
+        if not pending:
+            why = "canary" if self.canary else "idle"
+            assert got == [b"none", (why if self.state == "active" else self.state).encode()]
             return multiple()
         taken = batch if batch in pending else pending[0]
         assert got[:2] == [b"leased", taken.encode()]
@@ -330,6 +382,23 @@ class LedgerMachine(RuleBasedStateMachine):
             sizes = {name.decode(): len(name) + len(payload) for name, payload in raw.items()}
             assert sizes == self.kept.get(batch, {}), batch
         assert 0 <= int(run.get(b"kept_bytes", 0)) == self.kept_bytes() <= BUDGET_BYTES
+
+    @invariant()
+    def the_condition_is_true(self) -> None:
+        """Something can happen, or the condition says what ends the standstill."""
+        status = self.ledger.status(self.bench.run)
+        assert status.canary == (self.where.get(self.canary, "lost") if self.canary else "")
+        workers = [READY, *(replace(READY, name=name) for name in {b.name for b in BOOTS})]
+        now = run_condition(status, workers)
+        assert status.name in now.sentence or not now.condition.needs_attention
+        moves = bool(self.claimable()) or "leased" in self.where.values()
+        if self.state == "cancelled":
+            assert now.condition == Condition.CANCELLED
+        elif self.state == "active" and moves:
+            assert now.condition in MOVING
+        else:
+            assert now.condition in ENDS
+        assert sorted(self.claimable()) == sorted(self.ledger.claimable(self.bench.run))
 
 
 def test_the_ledger_behaves_as_its_model(settings: Settings) -> None:

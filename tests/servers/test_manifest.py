@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dflashq.core import keys
 from dflashq.core.model import ObjectRef, RunRecord, counters
+from dflashq.ledger.connection import connect
 from dflashq.operations.backfill import rerun_rejected
 from dflashq.operations.control import cancel
 from dflashq.operations.manifest import close_finished, read_manifest
@@ -52,6 +53,20 @@ def test_it_comes_with_the_last_batch_and_only_once(fleet: Fleet, record: RunRec
     assert manifest is not None
     assert (manifest["accepted"], manifest["rejected"]) == (11, {"truncated": 1})
     assert (worker.tick(), other.tick()) == ([], [])
+
+
+def test_one_runs_damaged_manifest_keeps_no_other_run_from_its_own(
+    fleet: Fleet, record: RunRecord
+) -> None:
+    older = fleet.enqueue("damaged").record
+    connect(fleet.settings).hset(keys.redis_run("damaged", "run"), "created", 0)
+    for run in (older, record):
+        for batch, indexes in ((FIRST, range(5)), (SECOND, range(5, 10)), (LAST, range(10, 12))):
+            fleet.complete(fleet.commit(run, batch, indexes), run.name, batch)
+    fleet.blobs.put(keys.manifest_json("damaged"), b"{oops")
+    assert list(fleet.ledger.runs()) == ["damaged", "r"]
+    assert Worker(fleet).tick() == ["r"]
+    assert named(fleet) is not None
 
 
 def test_a_batch_that_was_made_anew_renews_it(fleet: Fleet, record: RunRecord) -> None:

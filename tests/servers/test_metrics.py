@@ -134,6 +134,7 @@ def test_the_fleet_is_rendered_from_the_ledger(settings: Settings) -> None:
     assert lease is not None
     ledger.kill(lease, "a test says so")
     ledger.announce("w0", {"engine": "ready", "tokens_per_s": 12.5, "batches": ["r/batch-000001"]})
+    ledger.announce("w1", {"engine": "ready", "sick": "it answers HTTP 500 only"})
     assert set(fleet_values(ledger)) == set(metrics.FLEET.values())
     found = {
         (s.name, tuple(sorted(s.labels.items()))): s.value
@@ -148,6 +149,7 @@ def test_the_fleet_is_rendered_from_the_ledger(settings: Settings) -> None:
     assert found["dflashq_run_prompts", (run,)] == 20
     assert found["dflashq_run_tokens_per_second", (run,)] == 12.5
     assert found["dflashq_workers", (("engine", "ready"),)] == 1
+    assert found["dflashq_workers", (("engine", "sick"),)] == 1
     assert found["dflashq_ledger_up", ()] == 1
     assert found["dflashq_redis_memory_bytes", ()] > 0
 

@@ -247,6 +247,27 @@ def test_every_boot_that_falls_silent_is_told(settings: Settings, ledger: Ledger
     assert len({got.row["id"] for got in receiver.got}) == 3
 
 
+def test_a_sick_engine_is_told_once_an_episode(settings: Settings, ledger: Ledger) -> None:
+    row = {"host": "h", "boot": "b1", "engine": "ready", "sick": "HTTP 500 only", "sick_since": 5}
+    with Receiver() as receiver, notifier(with_sinks(settings, receiver)) as one:
+        ledger.announce("w0", row)
+        check(one, one)
+        wait_until(lambda: len(receiver.got) == 1)
+        ledger.announce("w0", row | {"sick": "", "sick_since": 0})
+        check(one)
+        for since in (9, 9):
+            ledger.announce("w0", row | {"sick_since": since})
+            check(one, one)
+        wait_until(lambda: len(receiver.got) == 2)
+        ledger.announce("w1", {"host": "h", "engine": "ready", "sick": "it says no more"})
+        check(one)
+        wait_until(lambda: len(receiver.got) == 3)
+    assert events(receiver) == ["engine_sick"] * 3
+    told = receiver.got[0].row
+    assert (told["worker"], told["about"]) == ("w0", "w0")
+    assert "the engine of worker w0 is sick: HTTP 500 only" in told["sentence"]
+
+
 def test_without_sinks_nothing_is_looked_at(settings: Settings, ledger: Ledger) -> None:
     ledger.set_state("r", "paused", "")
     with notifier(settings) as one:

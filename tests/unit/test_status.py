@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dflashq.ledger.records import BatchStatus, RunStatus
-from dflashq.operations.status import WorkerView, run_view, worker_views
+from dflashq.operations.status import run_view
+from dflashq.operations.worker_view import WorkerView, worker_views
 
 ROW = {
     "host": "h",
@@ -77,7 +78,7 @@ def test_the_sentence_of_a_run_at_work() -> None:
 
 
 def test_nothing_is_estimated_before_anything_is_known() -> None:
-    view = run_view(status(counters={}, done=0), workers({}))
+    view = run_view(status(counters={}, done=0, pending=914), workers({}))
     assert view.left_s is None
     assert view.sentence == "0 of 915 batches done, 1 worker at 1,700 tokens/s"
 
@@ -92,7 +93,7 @@ def test_silent_workers_and_those_elsewhere_do_not_count() -> None:
     others = workers({"silent_s": 31}, {"batches": ["r2/batch-000012"]}, {"batches": []})
     view = run_view(status(), others)
     assert (view.working, view.tokens_per_s) == (0, 0.0)
-    assert view.sentence.endswith("none of the 2 workers that are up works on it yet")
+    assert view.sentence.endswith("none of the 2 workers that are up and ready works on it yet")
     assert [w.alive for w in others] == [False, True, True]
 
 

@@ -20,11 +20,12 @@ RUN_NAMES = {
     *("total", "done", "leased", "pending", "waiting", "dead", "prompts", "settled"),
     *("accepted", "rejected", "rejects", "output_tokens", "kept_bytes", "age_s", "working"),
     *("tokens_per_s", "left_s", "forecast", "waits_for", "batches_version"),
+    *("condition", "needs_attention"),
 }
 WORKER_NAMES = {
     *("worker", "alive", "trouble", "host", "boot", "gpu", "profile", "engine", "in_flight"),
     *("limit", "waiting", "queued", "kv_use", "accept_length", "tokens_per_s", "output_tokens"),
-    *("restarts", "last_error", "silent_s", "closed", "batches"),
+    *("restarts", "last_error", "silent_s", "sick", "closed", "batches"),
 }
 
 
@@ -39,6 +40,7 @@ def test_a_run_is_told_with_the_ledgers_numbers(stage: Stage, sampled: Sampled) 
     assert run["accepted"] == 8
     assert run["rejects"] == {"looping": 1, "truncated": 1}
     assert run["pending"] == 1
+    assert (run["condition"], run["needs_attention"]) == ("at_work", False)
     assert run["tokens_per_s"] == 1500.0
     assert run["sentence"].startswith("2 of 3 batches done, 1 worker at 1,500 tokens/s")
     forecast = run["forecast"]
@@ -103,6 +105,23 @@ def test_behind_a_canary_the_others_wait(stage: Stage) -> None:
     stage.look()
     assert stage.get("/runs/c/batches")["states"]["pending"] == 3
     assert "other batches may go" in stage.get("/runs/c/events")["events"][0]["text"]
+
+
+def test_a_sick_worker_needs_a_look_and_so_does_its_run(stage: Stage, sampled: Sampled) -> None:
+    announce(stage.ledger, 0, [])
+    announce(stage.ledger, 1, [], sick="it answers HTTP 500 only")
+    stage.look()
+    row = stage.get("/workers")
+    assert [one["trouble"] for one in row["workers"]] == [2, 0]
+    assert row["workers"][0]["sick"] == "it answers HTTP 500 only"
+    overview = stage.get("/runs")
+    assert overview["workers"]["sick"] == 1
+    assert not overview["runs"][0]["needs_attention"], "the other one may take it"
+    announce(stage.ledger, 0, [], sick="it answers HTTP 500 only")
+    stage.look()
+    run = stage.get("/runs/r")["run"]
+    assert (run["condition"], run["needs_attention"]) == ("engines_sick", True)
+    assert "it answers HTTP 500 only" in run["sentence"]
 
 
 def test_workers_sick_ones_first_and_unknown_is_null(stage: Stage) -> None:
@@ -232,6 +251,8 @@ def test_a_worker_writes_progress_json_where_no_monitor_does(
     late = {**row, "written": "2026-01-01T00:00:00+00:00"}
     stage.blobs.put(keys.progress_json("r"), json.dumps(late).encode())
     assert keep_soon() == ["r"]
+    stage.blobs.put(keys.progress_json("r"), b"{oops")
+    assert keep_soon() == ["r"], "a damaged one is written anew"
     sampled.settle("batch-000002", [10, 11], {})
     assert keep_soon() == ["r"], "the last state does not wait until it is stale"
     assert ended == {"r"}

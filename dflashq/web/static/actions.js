@@ -50,7 +50,7 @@ export function askTo(name, run, reason, after) {
     el("h2", { id: "act-title" }, words.title), el("p", {}, words.text(run)),
     which && el("label", {}, "Which", which),
     why && el("label", {}, "Why (others read it; may stay empty)", why),
-    accept && el("label", { class: "check" }, accept, el("span", {}, "Accept its rejections as they are: it will not pause itself for them again (on record)")),
+    accept && el("label", { class: "check" }, accept, el("span", {}, "Accept it as it is (on record): it will not pause itself for its rejections again, and a canary that is dead is left out")),
     typed && el("label", {}, `Type ${run.name} to go on`, typed),
     problem,
     el("div", { class: "buttons" }, el("button", { type: "button", onclick: () => dialog.close() }, "Do nothing"), go));

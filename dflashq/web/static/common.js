@@ -232,7 +232,8 @@ export function workers(place, answer, page) {
 
 function whyOf(w) {
   const host = w.host ? [el("small", { class: "quiet" }, w.host)] : [];
-  return [...host, ...w.closed.map((why) => el("span", { class: "why" }, `takes no new prompts: ${why}`))];
+  const sick = w.sick ? [el("span", { class: "why" }, `the engine is sick: ${w.sick}`)] : [];
+  return [...host, ...sick, ...w.closed.map((why) => el("span", { class: "why" }, `takes no new prompts: ${why}`))];
 }
 
 export function pager(answer, go) {

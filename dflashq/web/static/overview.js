@@ -1,5 +1,5 @@
 import { byId, counted, el, live, number, percent, short, span } from "./common.js";
-import { stateBar, stateWord } from "./progress.js";
+import { stateBar, stateKind, stateWord } from "./progress.js";
 
 function card(run) {
   const speed = run.state === "active" && !run.ended ? `${number(run.tokens_per_s)} tokens/s` : null;
@@ -12,7 +12,7 @@ function card(run) {
   ];
   return el("article", { class: "card run" },
     el("div", { class: "title" }, el("h2", {}, el("a", { href: `/runs/${run.name}` }, run.name)),
-      el("span", { class: `badge ${run.state}` }, stateWord(run))),
+      el("span", { class: `badge ${stateKind(run)}` }, stateWord(run))),
     el("p", {}, run.sentence), stateBar(run),
     el("p", { class: "facts" }, facts.filter(Boolean).join(" · ")));
 }
@@ -23,7 +23,7 @@ live("", (row) => {
   const w = row.workers;
   byId("fleet").textContent = w.known
     ? `${number(w.alive)} of ${counted(w.known, "worker")} alive, ${number(w.tokens_per_s)} tokens/s`
-      + (w.silent ? `, ${number(w.silent)} silent` : "") + (w.not_ready ? `, ${number(w.not_ready)} without a ready engine` : "")
+      + (w.silent ? `, ${number(w.silent)} silent` : "") + (w.sick ? `, ${number(w.sick)} sick` : "") + (w.not_ready ? `, ${number(w.not_ready)} without a ready engine` : "")
     : "No worker is up. Start one with celery -A workers worker.";
   const now = JSON.stringify(row.runs.map((run) => ({ ...run, age_s: Math.round(run.age_s / 60) })));
   if (now === drawn) return;

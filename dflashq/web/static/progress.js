@@ -5,7 +5,13 @@ import { el, number } from "./common.js";
 const PARTS = [["done", "done"], ["leased", "leased"], ["dead", "dead"], ["pending", "pending"]];
 
 export function stateWord(run) {
-  return run.ended && run.state === "active" ? "finished" : run.state;
+  if (run.state !== "active") return run.state;
+  return run.ended ? "finished" : run.needs_attention ? "active, but nothing moves" : "active";
+}
+
+// How its badge looks: an active run at which nothing moves is no good news.
+export function stateKind(run) {
+  return run.state === "active" && run.needs_attention ? "stuck" : run.state;
 }
 
 export function stateBar(run, place = null) {

@@ -2,7 +2,7 @@ import { bar, byId, counted, el, events, fill, get, live, number, percent, short
 import { askTo, buttonsFor } from "./actions.js";
 import { Batches } from "./batches.js";
 import { Charts } from "./charts.js";
-import { stateBar, stateWord } from "./progress.js";
+import { stateBar, stateKind, stateWord } from "./progress.js";
 
 const name = document.body.dataset.run;
 const batches = new Batches(name), charts = new Charts();
@@ -12,7 +12,7 @@ function drawTop() {
   byId("sentence").textContent = run.sentence;
   const state = byId("state");
   state.textContent = stateWord(run);
-  state.className = `badge ${run.state}`;
+  state.className = `badge ${stateKind(run)}`;
   document.title = `${run.total ? Math.floor((100 * run.done) / run.total) : 0} % · ${name} · dflashq`;
   stateBar(run, byId("bar"));
   byId("numbers").replaceChildren(...numbers().map(([label, value, small]) =>

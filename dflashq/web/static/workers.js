@@ -12,7 +12,7 @@ function load() {
 live("", (row) => {
   const w = row.workers;
   byId("fleet").textContent = w.known
-    ? `${counted(w.known, "worker")}: ${number(w.alive)} alive, ${number(w.silent)} silent, ${number(w.not_ready)} without a ready engine; ${number(w.tokens_per_s)} tokens/s together`
+    ? `${counted(w.known, "worker")}: ${number(w.alive)} alive, ${number(w.silent)} silent, ${number(w.sick)} sick, ${number(w.not_ready)} without a ready engine; ${number(w.tokens_per_s)} tokens/s together`
     : "";
   load();
   fill(byId("events"), "/events?limit=50", (answer) => events(byId("events"), answer.events));
