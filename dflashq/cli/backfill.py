@@ -12,6 +12,7 @@ from dflashq.cli.session import Session, answer, json_option, pass_session, run_
 from dflashq.core.wording import counted
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.backfill import Backfilled, rerun_rejected, revive
+from dflashq.operations.control import PAUSED
 
 SHOWN = 20
 
@@ -44,6 +45,8 @@ def backfill(session: Session, run: str, rejected: str | None, as_json: bool) ->
         answer({"run": run, **asdict(done), "prompts": done.prompts})
     else:
         click.echo("\n".join(_lines(done, run, rejected)))
+        if done.state == PAUSED:
+            click.echo(f"run {run} is paused, nothing of it begins before: dflashq resume {run}")
 
 
 def _lines(done: Backfilled, run: str, rejected: str | None) -> Iterator[str]:

@@ -8,21 +8,31 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations import control
+from dflashq.operations.status import run_view
+from dflashq.operations.worker_view import worker_views
 
 
 @click.command()
 @run_argument
-@click.option("--accept", is_flag=True, help="Take the rejections as they are; it is recorded.")
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Take the rejections as they are, or go on without a dead canary; it is recorded.",
+)
 @json_option
 @pass_session
 def resume(session: Session, run: str, accept: bool, as_json: bool) -> None:
     """Go on with RUN where it was: its pending batches are hinted again.
 
-    A run that paused itself pauses again unless its cause is gone, or you --accept it.
+    A canary that is dead is tried again. A run that paused itself pauses again unless its cause is
+    gone, or you --accept it.
     """
     settings = session.settings
-    state = control.resume(Ledger(settings), Blobs(settings), Hints(settings), run, accept=accept)
+    ledger = Ledger(settings)
+    done = control.resume(ledger, Blobs(settings), Hints(settings), run, accept=accept)
     if as_json:
-        answer({"run": run, "state": state})
-    else:
-        click.echo(f"run {run} goes on: dflashq watch {run}")
+        answer({"run": run, "state": done.state, "clause": done.clause})
+        return
+    view = run_view(ledger.status(run), worker_views(ledger.workers()))
+    click.echo(f"run {run} is active again: {done.clause}")
+    click.echo(f"{view.sentence}\nSee how it goes: dflashq watch {run}")

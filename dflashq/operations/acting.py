@@ -35,10 +35,9 @@ class Acting:
         return self._tell(run, who, "paused the run" + (f": {why}" if why else ""), "paused")
 
     def resume(self, run: str, who: str, *, accept: bool) -> str:
-        """Go on; `accept` takes the rejections as they are."""
-        control.resume(self._ledger, self._blobs, self._hints, run, accept=accept)
-        with_them = " and accepted its rejections as they are" if accept else ""
-        return self._tell(run, who, "resumed the run" + with_them, "active")
+        """Go on; `accept` takes the rejections, or a canary that is dead, as they are."""
+        done = control.resume(self._ledger, self._blobs, self._hints, run, accept=accept)
+        return self._tell(run, who, f"resumed the run: {done.clause}", "active")
 
     def cancel(self, run: str, who: str, reason: str) -> str:
         """End it for good."""
@@ -50,7 +49,9 @@ class Acting:
     def revive(self, run: str, who: str) -> str:
         """Put the dead batches back to work."""
         done = revive(self._ledger, self._hints, run)
-        return self._tell(run, who, f"put {counted(len(done.revived), 'dead batch')} back to work")
+        text = f"put {counted(len(done.revived), 'dead batch')} back to work"
+        paused = "; the run is paused, so it begins when somebody resumes it"
+        return self._tell(run, who, text + (paused if done.state == control.PAUSED else ""))
 
     def rerun(self, run: str, who: str, reason: str | None) -> str:
         """Run rejected prompts again, in a thread: it reads every committed batch.

@@ -13,15 +13,17 @@ from dflashq.core import codec, keys
 from dflashq.core.errors import BlobMissingError, DflashqError
 from dflashq.core.model import BatchRecord, Prompt, RunRecord
 from dflashq.ledger import Hints, Ledger
+from dflashq.ledger.records import RunStatus
 from dflashq.operations.sweep import hint_pending
 
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """What was put back to work."""
+    """What was put back to work; `state` is the run's: while it is paused, nothing of it begins."""
 
     revived: list[str] = field(default_factory=list)
     revisions: dict[str, int] = field(default_factory=dict)
+    state: str = "active"
 
     @property
     def prompts(self) -> int:
@@ -31,20 +33,20 @@ class Backfilled:
 
 def revive(ledger: Ledger, hints: Hints, run: str) -> Backfilled:
     """Dead batches get their attempts back. DflashqError for a cancelled run. Safe to repeat."""
-    queue = _queue(ledger, run)
+    status = _going(ledger, run)
     revived = ledger.revive(run, "revived by backfill")
-    hint_pending(ledger, hints, queue)
-    return Backfilled(revived=revived)
+    hint_pending(ledger, hints, status.queue)
+    return Backfilled(revived=revived, state=status.state)
 
 
-def _queue(ledger: Ledger, run: str) -> str:
+def _going(ledger: Ledger, run: str) -> RunStatus:
     status = ledger.status(run)
     if status.state == "cancelled":
         raise DflashqError(
             f"run {run!r} is cancelled for good: nothing of it is run again. What it committed is "
             "on S3; enqueue the prompts under another name."
         )
-    return status.queue
+    return status
 
 
 def rerun_rejected(
@@ -57,7 +59,7 @@ def rerun_rejected(
     batch. DflashqError for a cancelled run.
     """
     record = runs.read_run(blobs, run)
-    queue = _queue(ledger, run)
+    status = _going(ledger, run)
     # A revision may be on record that the ledger never heard of, or has forgotten.
     ledger.add(run, [revision.batch.name for revision in runs.revisions(blobs, run)])
     made = {}
@@ -70,8 +72,10 @@ def rerun_rejected(
         runs.write_revision(blobs, run, revision)
         ledger.add(run, [name])
         made[name] = len(reasons)
-    hint_pending(ledger, hints, queue)
-    return Backfilled(revisions=made)
+    # With a revision for each batch that an enqueue left out, the run would count as finished.
+    ledger.add(run, [batch.name for batch in record.batches])
+    hint_pending(ledger, hints, status.queue)
+    return Backfilled(revisions=made, state=status.state)
 
 
 def _chosen(

@@ -42,20 +42,22 @@ def run_events(
         text = f"The monitor sees run {run} for the first time: {counted(done, 'batch')} done."
         return [event(at_ms, "watched", text)]
     told = _batch_events(before["batches"], now["batches"], at_ms, dead)
-    if before["waits_for"] and not now["waits_for"]:
-        told.append(
-            event(
-                at_ms,
-                "canary_passed",
-                "The canary has passed or was accepted; the other batches may go.",
-            )
-        )
+    if (canary := before["waits_for"]) and not now["waits_for"]:
+        told.append(_canary_left(canary, at_ms, is_dead=canary in dead))
     told += _state_events(before, now, at_ms)
     if now["finished"] and not before["finished"] and now["state"] != "cancelled":
         left = len(dead)
         but = f", but {counted(left, 'batch')} dead" if left else ""
         told.append(event(at_ms, "run_finished", f"Nothing is left to do in run {run}{but}."))
     return told
+
+
+def _canary_left(canary: str, at_ms: int, *, is_dead: bool) -> Event:
+    if is_dead:
+        text = f"The run goes on without its canary ({canary}), which is dead."
+        return event(at_ms, "canary_skipped", text)
+    text = "The canary has passed or was accepted; the other batches may go."
+    return event(at_ms, "canary_passed", text)
 
 
 def _state_events(before: Seen, now: Seen, at_ms: int) -> list[Event]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from dflashq.cli.root import COMMANDS, root
 from dflashq.config import Settings
-from dflashq.core.model import RunRecord
+from dflashq.core.model import Guard, RunRecord
 from dflashq.embedded.ports import free_port
 from dflashq.ledger import Ledger
 from tests.environment import environment, variables
@@ -388,7 +389,9 @@ def test_watch_once(record: RunRecord) -> None:
 def test_pause_resume_cancel(fleet: Fleet, record: RunRecord) -> None:
     assert answer("pause", "r", "--reason", "night", "--json")["state"] == "paused"
     assert "paused (night)" in call("status", "r").stdout
-    assert "goes on" in call("resume", "r").stdout
+    shown = call("resume", "r").stdout
+    assert "run r is active again: it goes on where it was" in shown
+    assert "no worker is up: start one" in shown
     assert fleet.ledger.state("r") == "active"
     asked = call("cancel", "r", code=2)
     assert "--yes" in asked.stderr
@@ -402,6 +405,33 @@ def test_pause_resume_cancel(fleet: Fleet, record: RunRecord) -> None:
     assert "cancelled for good" in call("backfill", "r", code=1).stderr
     mirrored = json.loads(fleet.blobs.get("runs/r/state.json").body)
     assert mirrored["state"] == "cancelled"
+
+
+def test_resume_behind_a_dead_canary(fleet: Fleet) -> None:
+    fleet.enqueue("r", SPEC.model_copy(update={"guard": Guard(canary=5)}))
+    fleet.kill("r", FIRST, "conflict")
+    shown = call("status", "r").stdout
+    assert f"its canary ({FIRST}) is dead: conflict" in shown
+    assert answer("status", "r", "--json")["condition"] == "canary_dead"
+    fleet.ledger.set_state("r", "paused", "its canary is dead")
+    assert "run r is paused, nothing of it begins before: dflashq" in call("backfill", "r").stdout
+    assert "the others wait" not in call("resume", "r").stdout, "it is pending already"
+    fleet.kill("r", FIRST, "conflict")
+    assert "is tried again, and the others wait" in call("resume", "r").stdout
+    fleet.kill("r", FIRST, "conflict")
+    told = answer("resume", "r", "--accept", "--json")
+    assert (told["run"], told["state"]) == ("r", "active")
+    assert "without its canary" in told["clause"]
+
+
+def test_a_sick_worker_is_shown_as_sick(fleet: Fleet, record: RunRecord) -> None:
+    words = "each of 40 answers was HTTP 500"
+    fleet.ledger.announce("w0", {"engine": "ready", "queue": SPEC.queue, "sick": words})
+    shown = call("status").stdout
+    assert re.search(r"^w0 +sick ", shown, re.MULTILINE)
+    assert f"w0 is sick: {words}" in shown
+    assert f"the engine of w0 is sick: {words}" in shown
+    assert answer("status", "r", "--json")["condition"] == "engines_sick"
 
 
 def test_verify_and_backfill(fleet: Fleet, record: RunRecord) -> None:

@@ -33,6 +33,16 @@ def test_a_lease_that_ends_and_a_revival() -> None:
     assert [one["kind"] for one in told] == ["batch_revived", "batch_returned"]
 
 
+def test_a_canary_that_is_left_out_has_not_passed() -> None:
+    before = seen_of_run("paused", "", "batch-0", False, {"batch-0": "dead"})
+    now = seen_of_run("active", "", "", False, {"batch-0": "dead"})
+    told = run_events("r", before, now, 5, {"batch-0": "it broke"})
+    assert [one["kind"] for one in told] == ["canary_skipped", "run_resumed"]
+    assert told[0]["text"] == "The run goes on without its canary (batch-0), which is dead."
+    told = run_events("r", before, seen_of_run("active", "", "", False, {}), 5, {})
+    assert [one["kind"] for one in told] == ["batch_revived", "canary_passed", "run_resumed"]
+
+
 def worker(**changes: object) -> dict[str, object]:
     row = {"silent_s": 1, "engine": "ready", "restarts": 0, "closed": [], "boot": "h:7:a"}
     return row | changes
