@@ -105,8 +105,8 @@ def engine_sick(worker: str, boot: str, reason: str, since_ms: int) -> Notice:
         ENGINE_SICK,
         worker,
         f"sick:{boot}:{since_ms}",
-        f"the engine of worker {worker} is sick: {reason}. Its work is left to others; run "
-        "`dflashq doctor` on that host, then restart the worker",
+        f"the engine of worker {worker} is sick: {reason}. The worker tries it again and "
+        "restarts it by itself; if this stays, run `dflashq doctor` on that host",
         {"worker": worker, "reason": reason},
     )
 

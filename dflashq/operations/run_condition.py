@@ -63,7 +63,8 @@ _MOVES_BY_ITSELF = {
 _REMEDIES = {
     Condition.ENGINES_STARTING: "a start takes minutes, then the work begins",
     Condition.ENGINES_SICK: (
-        "run dflashq doctor on that host and restart the worker, or start one on another GPU"
+        "a worker tries its engine again and restarts it by itself; if this stays, run dflashq "
+        "doctor on that host"
     ),
     Condition.GATES_CLOSED: "mend what is named there, or start another worker",
     Condition.ENGINES_DOWN: (

@@ -95,7 +95,7 @@ TABLE: list[tuple[RunStatus, list[WorkerView], str, str]] = [
     ),
     (status(), [worker(engine="starting")], "engines_starting", "the engine of w0 is starting"),
     (status(), [worker(engine="failed")], "engines_down", "the engine of w0 is failed"),
-    (status(), [worker(sick="HTTP 500")], "engines_sick", "sick: HTTP 500): run dflashq doctor"),
+    (status(), [worker(sick="HTTP 500")], "engines_sick", "sick: HTTP 500): a worker tries"),
     (status(), [worker(closed=["/dev/shm is full"])], "gates_closed", "/dev/shm is full): mend"),
     (
         status(),
