@@ -6,13 +6,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from dflashq.core.errors import DflashqError, LedgerError
+from dflashq.core.errors import (
+    DflashqError,
+    LedgerError,
+    LedgerRefusedError,
+    LedgerUnreachableError,
+)
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.room import full_places
 from dflashq.operations.sweep import Sweeper
 from dflashq.stages.generate import Generator
+from dflashq.system.background import SupervisedThread, report
+from dflashq.system.limits import exhausted
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +62,19 @@ class RoomWatch:
             self._open(self._told.pop(place))
 
 
+class Job(NamedTuple):
+    """One thing to do every tick. A worker without a `vital` one is of no use to its fleet."""
+
+    name: str
+    run: Callable[[], object]
+    vital: bool = False
+
+
 class Clock:
-    """A thread that ticks every `sweep_s`; an outage of the ledger is waited out."""
+    """A thread that ticks every `sweep_s`; an outage of the ledger is waited out.
+
+    A job that fails costs itself alone. When a vital one fails on end, the thread gives up.
+    """
 
     def __init__(
         self,
@@ -71,14 +89,24 @@ class Clock:
     ) -> None:
         self._settings = generator.settings
         self._hints, self._generator = hints, generator
-        self._announce, self._judge_canaries = announce, judge_canaries
-        self._close_runs, self._notify, self._on_hung = close_runs, notify, on_hung
+        self._on_hung = on_hung
         self._sweeper = Sweeper(ledger, hints, self._settings.lease_ttl_s)
         self._watch = ConsumerWatch(self._settings.consumer_patience_s)
         self._room = RoomWatch(generator.close_gate, generator.open_gate)
         self._consuming = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clock", daemon=True)
+        self._thread = SupervisedThread("clock", self._tick, pause_s=self._settings.sweep_s)
+        self._jobs = (
+            Job("watching the room", lambda: self._room.look(full_places(self._settings))),
+            # First what this worker can go on with, or the sweep's hints lead others to it.
+            Job("reclaiming", self._generator.reclaim, vital=True),
+            Job("looking at its peers", self._generator.look_at_peers),
+            Job("sweeping", lambda: self._sweeper.sweep(self._settings.sweep_s * 0.8), vital=True),
+            Job("announcing", announce, vital=True),
+            Job("judging canaries", judge_canaries),
+            Job("closing runs", close_runs),
+            Job("notifying", notify),
+            Job("watching the consumer", self._watch_consumer),
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -89,30 +117,32 @@ class Clock:
 
     def stop(self) -> None:
         """End the thread; blocks until its tick is over. Safe to repeat."""
-        self._stop.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.stop()
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def _tick(self) -> bool:
+        """False when a vital job met something unexpected, or the host has nothing left."""
+        well = True
+        for job in self._jobs:
+            if self._thread.stopping:
+                break
             try:
-                self._tick()
+                job.run()
             except LedgerError as exc:
-                log.warning("the clock waits for the ledger: %s", exc)
+                log.warning("the clock waits for the ledger: job=%s: %s", job.name, exc)
+                # An outage of Redis is waited out. A host that has no descriptors left is not:
+                # such a worker goes on taking hints from others who could follow them.
+                well = well and not exhausted(exc)
+                gone = isinstance(exc, LedgerUnreachableError)
+                if gone and not isinstance(exc, LedgerRefusedError):
+                    break  # it did not answer: each job after this one would wait for the same
             except DflashqError as exc:
-                log.warning("the clock skips a tick: %s", exc)
-            self._stop.wait(self._settings.sweep_s)
+                log.warning("the clock puts a job off: job=%s: %s", job.name, exc)
+            except Exception as exc:  # noqa: BLE001 - told, counted, and the other jobs go on
+                report(self._thread.name, exc, job.name)
+                well = well and not job.vital
+        return well
 
-    def _tick(self) -> None:
-        # First what this worker can go on with, or the sweep's hints lead others to it.
-        self._generator.reclaim()
-        self._generator.look_at_peers()
-        self._room.look(full_places(self._settings))
-        self._sweeper.sweep(self._settings.sweep_s * 0.8)
-        self._announce()
-        self._judge_canaries()
-        self._close_runs()
-        self._notify()
+    def _watch_consumer(self) -> None:
         if self._consumer_hung():
             log.critical(
                 "the consumer has taken no hint for %.0f s though some wait: this worker hands its "

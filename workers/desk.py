@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +11,11 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.errors import DflashqError, LedgerError, UsageError
 from dflashq.core.worker_identity import WorkerBoot
+from dflashq.engine.expect import running_limit
 from dflashq.engine.profiles import Profile
 from dflashq.engine.render import Renderer
 from dflashq.ledger import Hints, LeaseKeeper, Ledger
+from dflashq.operations import needs
 from dflashq.operations.guard import judge_canaries
 from dflashq.operations.manifest import close_finished
 from dflashq.operations.progress_object import keep_progress, write_progress
@@ -23,6 +24,7 @@ from dflashq.stages.generate import Generator
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
 from dflashq.stages.station import Station
+from dflashq.system.background import OneShotThread
 from dflashq.system.worker_identity import new_boot
 from workers.clock import Clock
 from workers.telling import Telling
@@ -53,7 +55,7 @@ class Desk:
             *(settings, name, self.station, self._ledger, self._blobs, self.keeper),
             boot=self.boot.text,
         )
-        self.on_engine_lost: Callable[[], None] = lambda: None
+        self.on_engine_lost: Callable[[DflashqError], None] = lambda error: None
         self.on_consumer_hung: Callable[[], None] = lambda: None
         self._telling = Telling(self, self._ledger)
         self._clock = Clock(
@@ -65,7 +67,7 @@ class Desk:
         )
         self._closed: dict[str, tuple[int, int]] = {}
         self._ended: set[str] = set()
-        self._closing: threading.Thread | None = None
+        self._closing: OneShotThread | None = None
         self._engine_state, self._starts = "starting", 0
         self.engine_url = ""
         self._measured = (time.monotonic(), 0)
@@ -113,6 +115,9 @@ class Desk:
     # --- the engine's life, told by its supervisor
 
     def engine_ready(self, base_url: str, server_info: dict[str, Any]) -> None:
+        """Talk to it from now on; ConfigError when this host has not the descriptors for it."""
+        running = running_limit(self.profile, server_info)
+        needs.ensure(needs.worker_need(self.settings, self.profile, running), f"worker {self.name}")
         self._engine_state, self.engine_url = "ready", base_url
         self._starts += 1
         self.station.engine_ready(base_url, server_info)
@@ -127,7 +132,7 @@ class Desk:
         self._engine_state, self.engine_url = "failed", ""
         self._telling.engine_failed(error)
         self.station.engine_down(str(error))
-        self.on_engine_lost()
+        self.on_engine_lost(error)
 
     # --- inside
 
@@ -145,9 +150,9 @@ class Desk:
 
     def _close_runs(self) -> None:
         """Write manifests and `progress.json`, in a thread: it reads all that was committed."""
-        if self._closing is not None and self._closing.is_alive():
+        if self._closing is not None and self._closing.alive:
             return
-        self._closing = threading.Thread(target=self._close_finished, name="manifest", daemon=True)
+        self._closing = OneShotThread("manifest", self._close_finished)
         self._closing.start()
 
     def _close_finished(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import requests
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,12 +21,14 @@ from dflashq.core import metrics
 from dflashq.core.metrics import Reading
 from dflashq.engine.asking import ask_text
 from dflashq.operations.metrics import CONTENT_TYPE, Values, family
+from dflashq.system.background import SupervisedThread, report
 
 if TYPE_CHECKING:
     from workers.desk import Desk
 
 log = logging.getLogger(__name__)
 
+ACCEPT_PAUSE_S = 1.0
 _GPU_NAME = re.compile(r"gpu(\d+)@")
 
 
@@ -135,16 +137,39 @@ class TextServer:
             def log_message(self, *_: object) -> None:
                 """A scrape is no news."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
-        )
+        self._server = _Server((host, port), Handler)
+        self._thread = SupervisedThread("metrics", self._server.serve_forever, wake=self._end)
         self._thread.start()
 
+    def _end(self) -> None:
+        if self._thread.alive:
+            self._server.shutdown()
+
     def stop(self) -> None:
-        self._server.shutdown()
+        """Close the port. Safe to repeat."""
+        self._thread.stop()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each scrape; what goes wrong in one is told and counted."""
+
+    daemon_threads = True
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError as exc:
+            # Out of descriptors the listener stays readable: without a pause it would spin.
+            report("metrics", exc, "accepting a scrape")
+            time.sleep(ACCEPT_PAUSE_S)
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        exc = sys.exception()
+        # A scraper that hangs up is no news.
+        if exc is not None and not isinstance(exc, ConnectionError | TimeoutError):
+            report("metrics", exc, "answering a scrape")
 
 
 class MetricsServer:

@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections import OrderedDict
-from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from logging.handlers import QueueHandler, RotatingFileHandler
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from dflashq.core.journal import fields, moment
 from dflashq.stages.counting import REJECTIONS
+from dflashq.system.background import SupervisedThread, report
 
+THREAD = "rejections"
 FILE_BYTES, OLDER_FILES = 16 * 2**20, 3
 _OPEN_FILES = 8
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._@-]+")
+
+
+class _RunFile(RotatingFileHandler):
+    """One file; what cannot be written costs a line of it, and is told."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        exc = sys.exception()
+        if exc is not None:
+            report(THREAD, exc, "writing a line")
 
 
 class RunFiles(logging.Handler):
@@ -25,7 +37,7 @@ class RunFiles(logging.Handler):
     def __init__(self, folder: Path, worker: str) -> None:
         super().__init__()
         self._folder, self._worker = folder, _FORBIDDEN.sub("_", worker)
-        self._files: OrderedDict[str, RotatingFileHandler] = OrderedDict()
+        self._files: OrderedDict[str, _RunFile] = OrderedDict()
 
     def path(self, run: str) -> Path:
         """Where the rejected prompts of a run are written now; older ones are in `.1`, `.2`, …"""
@@ -37,13 +49,13 @@ class RunFiles(logging.Handler):
         try:
             text = json.dumps(row, ensure_ascii=False)
             self._file(str(row["run"])).emit(logging.makeLogRecord({"msg": text}))
-        except OSError:
-            self.handleError(record)
+        except Exception as exc:  # noqa: BLE001 - it costs this line; verdicts are kept elsewhere
+            report(THREAD, exc, "writing a line")
 
-    def _file(self, run: str) -> RotatingFileHandler:
+    def _file(self, run: str) -> _RunFile:
         if run not in self._files:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._files[run] = RotatingFileHandler(
+            self._files[run] = _RunFile(
                 self.path(run), maxBytes=FILE_BYTES, backupCount=OLDER_FILES, encoding="utf-8"
             )
         self._files.move_to_end(run)
@@ -72,22 +84,27 @@ class RejectionFiles:
     """
 
     def __init__(self, folder: Path, worker: str) -> None:
-        self._queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
+        self._queue: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
         self._rows, self.files = _Rows(self._queue), RunFiles(folder, worker)
-        self._listener: QueueListener | None = None
+        self._thread: SupervisedThread | None = None
 
     def start(self) -> None:
-        if self._listener is None:
+        if self._thread is None:
             channel = logging.getLogger(REJECTIONS)
             channel.setLevel(logging.INFO)
             channel.propagate = False
             channel.addHandler(self._rows)
-            self._listener = QueueListener(self._queue, self.files)
-            self._listener.start()
+            self._thread = SupervisedThread(THREAD, self._write, wake=lambda: self._queue.put(None))
+            self._thread.start()
 
     def stop(self) -> None:
-        if self._listener is not None:
+        if self._thread is not None:
             logging.getLogger(REJECTIONS).removeHandler(self._rows)
-            self._listener.stop()
-            self._listener = None
+            self._thread.stop()
+            self._thread = None
             self.files.close()
+
+    def _write(self) -> None:
+        """Until it is told to stop, and all that came before is written."""
+        while (record := self._queue.get()) is not None:
+            self.files.handle(record)

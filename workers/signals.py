@@ -9,6 +9,7 @@ from typing import Any
 from celery import signals
 from celery.worker import state as worker_state
 
+from dflashq.system.background import install_excepthook
 from workers import desk, logs
 
 
@@ -22,6 +23,7 @@ def install() -> None:
 
 def _log(loglevel: int | None = None, logfile: str | None = None, **_: Any) -> None:
     logs.configure(loglevel or logging.INFO, logfile)
+    install_excepthook()  # whatever a thread says, it says it in the log
 
 
 def _shutting_down(**_: Any) -> None:

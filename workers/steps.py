@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -23,6 +24,9 @@ from dflashq.core.errors import (
 )
 from dflashq.engine.profiles import load_profile
 from dflashq.engine.supervisor import EngineSupervisor
+from dflashq.operations import needs
+from dflashq.system import background
+from dflashq.system.background import OneShotThread
 from workers import desk, heap
 from workers.desk import Desk
 
@@ -30,9 +34,10 @@ log = logging.getLogger(__name__)
 
 # Exit codes beside 0: whoever restarts workers may treat them differently.
 REPLACED = 1  # another worker has the name; at the next start it is refused, if it lives
+USAGE = 2  # a setting is wrong
 ENGINE_LOST = 70  # the engine is beyond repair on this host
-CONSUMER_HUNG = 75  # a fresh process will do
-ABANDON_S = 15.0
+FRESH_START = 75  # a fresh process will do
+ABANDON_S, ABANDON_AT_MOST_S = 15.0, 45.0
 BOOT_RETRY_S = 1.0
 _DEFAULT_NODE = "celery@"
 
@@ -72,6 +77,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(parent, **kwargs)
         self.supervisor: EngineSupervisor | None = None
         self.enabled = not rows
+        self._abandoning = threading.Lock()
         if rows:
             parent.hostname = rows_name(parent.hostname)
             parent.app.amqp.queues.select(keys.ROWS_QUEUE)
@@ -89,7 +95,11 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         """Block until the engine is ready; a half-started worker cleans up after itself."""
+        background.set_fatal_handler(self._fatal)
         try:
+            needs.ensure(
+                needs.worker_need(self.settings, self.profile), f"worker {parent.hostname}"
+            )
             owner = desk.install(Desk(self.settings, self.profile, parent.hostname))
             owner.worker_name.pause = _pause
             owner.worker_name.on_replaced = _stop_replaced
@@ -128,14 +138,38 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         for _ in range(deaths if self.supervisor is not None else 0):
             self.supervisor.forgive()  # type: ignore[union-attr]
 
+    def _fatal(self, why: str) -> None:
+        """A thread of this process has ended for good: a fresh one will do."""
+        owner = desk.current()
+        log.critical(
+            "this worker hands its batches back and exits, so that it is started anew: %s. What "
+            "is finished is kept; batches=%d",
+            *(why, 0 if owner is None else len(owner.generator.active())),
+        )
+        self._abandon()
+
     def _abandon(self) -> None:
-        """Hand back and end the process without its consumer, which does not listen any more."""
-        owner = desk.required()
-        owner.generator.drain(0.0)
-        owner.generator.wait_handed_back(ABANDON_S)
+        """Hand back and end the process without its consumer, which may not listen any more.
+
+        Does not return, but where it is under way already: what is broken here may be what hands
+        back, so it ends within `ABANDON_AT_MOST_S` in any case.
+        """
+        if not self._abandoning.acquire(blocking=False):
+            return
+        if OneShotThread("deadline", _exit_late).start():
+            try:
+                self._hand_back()
+            except BaseException as exc:  # noqa: BLE001 - the process ends all the same
+                background.report("deadline", exc, "handing back")
+        os._exit(FRESH_START)
+
+    def _hand_back(self) -> None:
+        owner = desk.current()
+        if owner is not None:
+            owner.generator.drain(0.0)
+            owner.generator.wait_handed_back(ABANDON_S)
         if self.supervisor is not None:
             self.supervisor.stop(0)
-        os._exit(CONSUMER_HUNG)
 
     def stop(self, parent: Any) -> None:
         """The engine ends last. Safe to repeat."""
@@ -147,7 +181,14 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         log.info("worker stopped")
 
     def terminate(self, parent: Any) -> None:
-        """A second signal: hand back at once, then the same."""
+        """A second signal, or the consumer's own end: hand back at once, then the same."""
+        if not _asked_to_end():
+            # Celery aborts when it runs out of descriptors, and would then exit with 0.
+            log.critical(
+                "the consumer has ended, though nobody asked: this worker hands its batches back "
+                "and exits, so that it is started anew"
+            )
+            parent.exitcode = FRESH_START
         owner = desk.current()
         if owner is not None:
             owner.generator.drain(0.0)
@@ -197,9 +238,24 @@ def _stop_replaced() -> None:
     worker_state.should_stop = REPLACED
 
 
-def _stop_worker() -> None:
-    """Hand the batches back in order and exit non-zero: another host goes on with them."""
-    worker_state.should_stop = ENGINE_LOST
+def _asked_to_end() -> bool:
+    """Whether a signal, or this worker itself, has said that the process is to end."""
+    flags = (worker_state.should_stop, worker_state.should_terminate)
+    return any(flag is not None and flag is not False for flag in flags)  # 0 is an exit code
+
+
+def _exit_late() -> None:
+    time.sleep(ABANDON_AT_MOST_S)
+    log.critical("handing back took too long: the leases of this worker run out by themselves")
+    os._exit(FRESH_START)
+
+
+def _stop_worker(error: DflashqError) -> None:
+    """Hand the batches back in order and exit non-zero: another host goes on with them.
+
+    A setting that is wrong here would be as wrong in a fresh process: that is never started.
+    """
+    worker_state.should_stop = USAGE if isinstance(error, UsageError) else ENGINE_LOST
 
 
 def _refuse(exc: DflashqError) -> None:

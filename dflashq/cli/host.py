@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from dflashq.cli.session import Session, pass_session, say
+from dflashq.core.wording import counted
 
 _profile = click.option("--profile", help="Engine profile: name or file. [DFLASHQ_PROFILE]")
 
@@ -62,7 +63,7 @@ def up(session: Session, profile: str | None, gpus: str, stage: bool) -> None:
     settings are wrong. Its log is in the state folder.
     """
     from dflashq.engine.profiles import load_profile  # noqa: PLC0415 - --help needs none
-    from dflashq.operations import host_gpus, host_up  # noqa: PLC0415
+    from dflashq.operations import host_gpus, host_up, needs  # noqa: PLC0415
     from dflashq.operations.staging import staged  # noqa: PLC0415
 
     settings = session.settings
@@ -70,6 +71,8 @@ def up(session: Session, profile: str | None, gpus: str, stage: bool) -> None:
     loaded = load_profile(name, settings)
     found = host_gpus.visible(host_gpus.listed(), os.environ, gpus)
     where = host_up.places(loaded, found)
+    need = needs.times(needs.worker_need(settings, loaded), len(where))
+    needs.check(need, counted(len(where), "worker"))
     environment = dict(os.environ)
     environment.pop("DFLASHQ_GPU", None)
     with ExitStack() as held:

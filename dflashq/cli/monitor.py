@@ -10,6 +10,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.cli.session import Session, pass_session, say
 from dflashq.core.errors import UsageError
 from dflashq.ledger import Hints, Ledger
+from dflashq.operations import needs
 from dflashq.operations.acting import Acting
 from dflashq.operations.metrics import render
 from dflashq.operations.observe import Observer
@@ -36,7 +37,7 @@ def monitor(session: Session, host: str, port: int, token_file: Path | None) -> 
     from pydantic import SecretStr  # noqa: PLC0415 - the other commands need it not
 
     try:
-        from dflashq.web.app import create_app, serve  # noqa: PLC0415 - an extra
+        from dflashq.web.app import THREADS, create_app, serve  # noqa: PLC0415 - an extra
         from dflashq.web.doors import Tokens, refuse_open_door  # noqa: PLC0415
         from dflashq.web.monitor import Monitor  # noqa: PLC0415
     except ImportError as exc:
@@ -47,6 +48,7 @@ def monitor(session: Session, host: str, port: int, token_file: Path | None) -> 
     given = settings.monitor_token if token_file is None else SecretStr(token_file.read_text())
     tokens = Tokens(given)
     refuse_open_door(host, tokens)
+    needs.ensure(needs.monitor_need(THREADS), "the monitor")
     ledger, blobs, hints = Ledger(settings), Blobs(settings), Hints(settings)
     observer = Observer(settings, ledger, blobs)
     acting = Acting(ledger, blobs, hints, observer.chronicle)

@@ -137,6 +137,14 @@ NOTICES = _worker(
         ("event", "outcome"),
     )
 )
+THREAD_ERRORS = _worker(
+    Counter(
+        "dflashq_thread_errors_total",
+        "errors",
+        "Unexpected failures in background threads, which go on; other: a library's thread.",
+        ("thread",),
+    )
+)
 
 # --- a worker: how it is now
 

@@ -24,6 +24,7 @@ from dflashq.engine.metrics import Vitals
 from dflashq.engine.process import Engine, new_engine
 from dflashq.engine.profiles import Profile
 from dflashq.engine.watch import VitalsWatch
+from dflashq.system.background import OneShotThread
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ class EngineSupervisor:
         self._on_ready, self._on_down, self._on_failed = on_ready, on_down, on_failed
         self._on_vitals, self._truth, self._in_flight = on_vitals, truth, in_flight
         self._lock = GpuLock(settings.lock_dir, settings.gpu)
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        # Never begun anew: the engine's process lives as long as the thread that started it.
+        self._thread = OneShotThread("engine", self._run, vital=True)
         self._stop, self._wake, self._settled = (threading.Event() for _ in range(3))
         self._grace_s = profile.launch.stop_grace_s
         self._order: str | None = None
@@ -97,7 +99,8 @@ class EngineSupervisor:
         """Start without waiting. EngineError when another worker of this host has the GPU."""
         self._lock.acquire()
         self._gpu_before = gpu_memory_used_mb(self._settings.gpu)
-        self._thread.start()
+        if not self._thread.start():
+            raise EngineStartError("this host has no thread left to watch over an engine.")
 
     def wait_started(self, timeout_s: float) -> bool:
         """True once it was ready, False after `timeout_s`; raises what made the start fail."""
@@ -130,8 +133,7 @@ class EngineSupervisor:
             self._grace_s = grace_s
         self._stop.set()
         self._wake.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
         self._lock.release()
 
     def _run(self) -> None:

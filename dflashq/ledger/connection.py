@@ -13,6 +13,7 @@ from redis.retry import Retry
 from dflashq.config import Settings
 from dflashq.core import metrics
 from dflashq.core.errors import LedgerError, LedgerUnreachableError
+from dflashq.system.limits import exhausted
 
 # A short retry only: whoever can wait longer does so above, with its own stop condition.
 RETRIES = 2
@@ -53,7 +54,8 @@ def out_of_memory(exc: BaseException) -> bool:
 def translated(address: str, doing: str) -> Iterator[None]:
     """Redis errors as LedgerUnreachableError (try again) or LedgerError; no secrets in either."""
     try:
-        yield
+        with _wrapped():
+            yield
     except redis.AuthenticationError as exc:
         metrics.REDIS_ERRORS.add(kind="refused")
         raise LedgerError(
@@ -67,6 +69,20 @@ def translated(address: str, doing: str) -> Iterator[None]:
         ) from exc
     except redis.RedisError as exc:
         raise LedgerError(f"Redis at {address} failed while {doing}: {exc}") from exc
+
+
+@contextmanager
+def _wrapped() -> Iterator[None]:
+    """The client opens files of its own for a new connection; out of descriptors, that fails raw.
+
+    It means the same as a connection that cannot be made.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if not exhausted(exc):
+            raise
+        raise redis.ConnectionError(str(exc)) from exc
 
 
 def broker_options() -> dict[str, Any]:

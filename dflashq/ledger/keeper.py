@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dflashq.core.errors import LedgerError
 from dflashq.ledger.ledger import Ledger
 from dflashq.ledger.records import Lease
+from dflashq.system.background import SupervisedThread, report
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,9 @@ class LeaseKeeper:
         self._held: dict[Lease, Lost] = {}
         self._renewed: dict[Lease, float] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lease-keeper", daemon=True)
+        # A renewal is a write, which Redis brings to disk; a look at the state costs it nothing.
+        self._pause_s, self._renewed_at = min(1.0, ttl_s / 3), float("-inf")
+        self._thread = SupervisedThread("lease-keeper", self._beat, pause_s=self._pause_s)
         self.last_answer = time.monotonic()
 
     def start(self) -> None:
@@ -43,9 +45,7 @@ class LeaseKeeper:
 
     def stop(self) -> None:
         """End the heartbeat; leases still held run out by themselves."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
 
     def hold(self, lease: Lease, lost: Lost) -> None:
         with self._lock:
@@ -70,37 +70,36 @@ class LeaseKeeper:
         with self._lock:
             return list(self._held)
 
-    def _beat(self) -> None:
-        # A renewal is a write, which Redis brings to disk; a look at the state costs it nothing.
-        pause, renewed = min(1.0, self._ttl_s / 3), float("-inf")
-        while not self._stop.wait(pause):
-            by_run: dict[str, list[Lease]] = {}
-            for lease in self.held():
-                by_run.setdefault(lease.run, []).append(lease)
-            now = time.monotonic()
-            if now - renewed < self._ttl_s / 3 - pause / 2:
-                beats = [self._guarded(self._look, run, mine) for run, mine in by_run.items()]
-            else:
-                beats = [self._guarded(self._renew, run, mine) for run, mine in by_run.items()]
-                if self._renew_name is not None:
-                    beats.append(self._guarded(self._beat_name, "", []))
-                # What was not heard of is tried again at the next beat.
-                renewed = now if all(beats) else renewed
+    def _beat(self) -> bool:
+        """False when every run met something unexpected: no lease of this worker is renewed."""
+        by_run: dict[str, list[Lease]] = {}
+        for lease in self.held():
+            by_run.setdefault(lease.run, []).append(lease)
+        now = time.monotonic()
+        if now - self._renewed_at < self._ttl_s / 3 - self._pause_s / 2:
+            beats = [self._guarded(self._look, run, mine) for run, mine in by_run.items()]
+        else:
+            beats = [self._guarded(self._renew, run, mine) for run, mine in by_run.items()]
+            if self._renew_name is not None:
+                beats.append(self._guarded(self._beat_name, "", []))
+            # What was not heard of is tried again at the next beat.
+            self._renewed_at = now if all(beats) else self._renewed_at
+        return not beats or any(beat is not None for beat in beats)
 
     def _guarded(
         self, beat: Callable[[str, list[Lease]], object], run: str, leases: list[Lease]
-    ) -> bool:
-        """False when the ledger did not answer. Nothing may end the heartbeat: it would take every
-        lease of the worker with it.
+    ) -> bool | None:
+        """False when the ledger did not answer, None when a bug was met. Neither may end the
+        heartbeat: it would take every lease of the worker with it.
         """
         try:
             beat(run, leases)
         except LedgerError as exc:
             log.warning("heartbeat failed: run=%s leases=%d: %s", run, len(leases), exc)
             return False
-        except Exception:
-            log.exception("heartbeat hit a bug, it goes on: run=%s leases=%d", run, len(leases))
-            return False
+        except Exception as exc:  # noqa: BLE001 - told, counted, and the next beat comes
+            report(self._thread.name, exc, f"renewing {run}")
+            return None
         self.last_answer = time.monotonic()
         return True
 

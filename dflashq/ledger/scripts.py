@@ -22,13 +22,19 @@ PARTS = (
 # The key of the scripts about workers, which belong to no run.
 WORKER_KEYS = (keys.WORKERS,)
 
+# Read at once, not when a script is first called: days later the process may be out of
+# descriptors, or a newer version may lie there.
+TEXTS = {
+    entry.name.removesuffix(".lua"): entry.read_text()
+    for entry in (files("dflashq.ledger") / "lua").iterdir()
+    if entry.name.endswith(".lua")
+}
+
 
 @cache
 def source(name: str) -> str:
     """The text of one script with the prelude; a shebang line stays the first."""
-    folder = files("dflashq.ledger") / "lua"
-    prelude = (folder / "prelude.lua").read_text()
-    body = (folder / f"{name}.lua").read_text()
+    prelude, body = TEXTS["prelude"], TEXTS[name]
     shebang, rest = ("", body)
     if body.startswith("#!"):
         shebang, _, rest = body.partition("\n")

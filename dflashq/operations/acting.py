@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.core.errors import DflashqError, UsageError
@@ -13,6 +14,7 @@ from dflashq.ledger.series import Chronicle
 from dflashq.operations import control
 from dflashq.operations.backfill import Backfilled, rerun_rejected, revive
 from dflashq.operations.feed import event
+from dflashq.system.background import OneShotThread
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ class Acting:
     def __init__(self, ledger: Ledger, blobs: Blobs, hints: Hints, chronicle: Chronicle) -> None:
         self._ledger, self._blobs, self._hints = ledger, blobs, hints
         self._chronicle = chronicle
-        self._running: dict[str, threading.Thread] = {}
+        self._running: dict[str, OneShotThread] = {}
         self._starting = threading.Lock()
 
     def pause(self, run: str, who: str, reason: str) -> str:
@@ -60,13 +62,13 @@ class Acting:
         """
         which = f"rejected prompts ({reason})" if reason else "all rejected prompts"
         with self._starting:
-            if (thread := self._running.get(run)) is not None and thread.is_alive():
+            if (thread := self._running.get(run)) is not None and thread.alive:
                 raise UsageError(f"rejected prompts of run {run!r} are being put back already")
             told = self._tell(run, who, f"began to put {which} back to work")
-            self._running[run] = threading.Thread(
-                target=self._rerun, args=(run, who, reason), name=f"rerun-{run}", daemon=True
-            )
-            self._running[run].start()
+            work = partial(self._rerun, run, who, reason)
+            self._running[run] = OneShotThread("rerun", work, label=run)
+            if not self._running[run].start():
+                raise DflashqError("this host has no thread left for it: nothing was put back")
         return told
 
     def _rerun(self, run: str, who: str, reason: str | None) -> None:
@@ -76,6 +78,11 @@ class Acting:
         except DflashqError as exc:
             log.error("rejected prompts were not put back: run=%s: %s", run, exc)
             self._tell_failure(run, who, exc)
+        except Exception as exc:
+            # Whoever asked for it waits for an end in the feed; the thread tells the rest.
+            error = f"an error of dflashq's own ({type(exc).__name__}), see the monitor's log"
+            self._tell_failure(run, who, DflashqError(error))
+            raise
 
     def _tell_failure(self, run: str, who: str, failure: DflashqError) -> None:
         try:

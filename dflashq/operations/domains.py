@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from dflashq.blobs import commits, runs
@@ -15,6 +15,7 @@ from dflashq.core.errors import DflashqError
 from dflashq.ledger.series import Chronicle
 from dflashq.operations.looks import RunSeen
 from dflashq.operations.shelf import read_text
+from dflashq.system.background import OneShotThread
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class DomainCount:
         self._blobs, self._chronicle = blobs, chronicle
         self._known: dict[str, dict[str, Any]] = {}
         self._last: dict[str, tuple[float, int]] = {}
-        self._counting: threading.Thread | None = None
+        self._counting: OneShotThread | None = None
 
     def of(self, run: str) -> dict[str, Any] | None:
         """What was counted last; None before that."""
@@ -108,13 +109,12 @@ class DomainCount:
         if not lead or (noted is not None and noted["done"] == one.view.done):
             self._last[run] = (now, one.view.done)
             return
-        if self._counting is not None and self._counting.is_alive():
+        if self._counting is not None and self._counting.alive:
             return
         self._last[run] = (now, one.view.done)
         names = [batch.name for batch in one.batches if batch.state == "done"]
-        self._counting = threading.Thread(
-            target=self._count, args=(run, names, one.view.done), daemon=True, name="domains"
-        )
+        work = partial(self._count, run, names, one.view.done)
+        self._counting = OneShotThread("domains", work)
         self._counting.start()
 
     def _count(self, run: str, names: list[str], done: int) -> None:

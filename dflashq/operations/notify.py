@@ -30,6 +30,7 @@ from dflashq.core.notice import (
 from dflashq.ledger import Ledger
 from dflashq.ledger.notices import MINE, TOLD, Notices
 from dflashq.operations.notices import of_run, of_workers, statuses
+from dflashq.system.background import SupervisedThread, report
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ class Courier:
         self._refused: set[tuple[str, str]] = set()
         self._queue: queue.SimpleQueue[tuple[Sink, Notice] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: SupervisedThread | None = None
         for event in EVENTS:  # a series that begins at 1 shows no increase, and alerts none
             metrics.NOTICES.add(0, event=event, outcome="given_up")
 
@@ -213,24 +214,25 @@ class Courier:
 
     def stop(self) -> None:
         self._stop.set()
-        self._queue.put(None)
         if self._thread is not None:
-            self._thread.join(STOP_S)
+            self._thread.stop(STOP_S)
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
-            self._thread.start()
+            made = SupervisedThread("notify", self._work, wake=lambda: self._queue.put(None))
+            made.start()
+            self._thread = made
 
     def _work(self) -> None:
+        """Until it is told to stop: what is in the queue by then is tried first."""
         while (next_one := self._queue.get()) is not None:
             sink, notice = next_one
             try:
                 self._deliver(sink, notice)
             except LedgerError as exc:
                 log.warning("the ledger did not hear of it: notice=%s: %s", notice.event, exc)
-            except Exception:
-                log.exception("a notice hit a bug, the next one goes on: notice=%s", notice.event)
+            except Exception as exc:  # noqa: BLE001 - told, counted, and the next notice goes on
+                report("notify", exc, f"telling {notice.event}")
 
     def _deliver(self, sink: Sink, notice: Notice) -> None:
         pause = self._pause_s

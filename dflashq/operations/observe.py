@@ -34,6 +34,7 @@ from dflashq.operations.looks import (
 from dflashq.operations.scribe import Scribe
 from dflashq.operations.status import run_view
 from dflashq.operations.worker_view import WorkerView, worker_views
+from dflashq.system.background import SupervisedThread
 
 log = logging.getLogger(__name__)
 
@@ -54,23 +55,22 @@ class Observer:
         self._trouble = ""
         self._looking = threading.Lock()
         self._changed = threading.Condition()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="observer", daemon=True)
+        self._thread = SupervisedThread("observer", self.turn, pause_s=LOOK_S, wake=self._wake)
 
     def start(self) -> None:
         self._thread.start()
 
     def end(self) -> None:
         """Ask the thread to end, and whoever waits for a look to wait no more."""
-        self._stop.set()
+        self._thread.ask_stop()
+
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def stop(self) -> None:
         """End the thread and let another monitor lead. Blocks until its look is over."""
-        self.end()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
         try:
             self.chronicle.give_up_lead()
         except LedgerError as exc:
@@ -89,7 +89,7 @@ class Observer:
     @property
     def stopped(self) -> bool:
         """The monitor is ending."""
-        return self._stop.is_set()
+        return self._thread.stopping
 
     def domains(self, run: str) -> dict[str, Any] | None:
         """The domains as they were counted last; None before that."""
@@ -142,13 +142,11 @@ class Observer:
 
     # --- the thread
 
-    def _watch(self) -> None:
-        while not self._stop.is_set():
-            self.turn()
-            self._stop.wait(LOOK_S)
-
     def turn(self) -> None:
-        """Look, and write what the leading monitor writes. An outage becomes the trouble."""
+        """Look, and write what the leading monitor writes. An outage becomes the trouble.
+
+        So does what nobody expected, which is raised as well: the thread tells it.
+        """
         try:
             self._scribe.write(self.look())
         except LedgerError as exc:
@@ -157,6 +155,9 @@ class Observer:
             log.warning("the monitor waits for the ledger: %s", exc)
         except DflashqError as exc:
             log.warning("the monitor could not write: %s", exc)
+        except Exception as exc:
+            self._set_trouble(f"The monitor met an error of its own ({type(exc).__name__})")
+            raise
 
     def _set_trouble(self, sentence: str) -> None:
         with self._changed:

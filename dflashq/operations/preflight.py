@@ -18,7 +18,7 @@ from dflashq.embedded.cpu_engine import MODEL_RECORD
 from dflashq.engine import lifetime
 from dflashq.engine.gpu_lock import GpuLock
 from dflashq.engine.profiles import Bounds, Profile, load_profile
-from dflashq.operations import room
+from dflashq.operations import needs, room
 from dflashq.operations.doctor import Finding, SkippedCheck, found
 from dflashq.operations.doctor_engine import GPU_TIMEOUT_S, IMPORT_TIMEOUT_S, on_cpu, run_tool
 from dflashq.operations.host_gpus import ask
@@ -49,6 +49,8 @@ def preflight(settings: Settings, name: str) -> Iterator[Finding]:
         profile = None
     if profile is None:
         return
+    need = needs.worker_need(settings, profile)
+    yield found("limits", lambda: needs.check(need, "a worker with this profile"))
     yield found("model hashes", lambda: _hashes(Path(profile.model.path)))
     if profile.launch.kind == "sglang" and not on_cpu(profile):
         yield from _gpu_host(settings, profile)

@@ -18,6 +18,7 @@ from dflashq.core.errors import (
 from dflashq.core.model import Generation
 from dflashq.ledger import Lease
 from dflashq.ledger.entries import encode_generation
+from dflashq.system.limits import exhausted
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ class Attempt:
     def patiently(self, call: Callable[[], Answer], doing: str) -> Answer:
         """Repeat `call` through outages of Redis or S3 until it answers or the attempt is stopped.
 
-        Blocks. An outage is nobody's fault: it spends no attempt.
+        Blocks. An outage is nobody's fault: it spends no attempt. No more is a host that has run
+        out of descriptors or memory.
         """
         pause = 0.2
         while True:
@@ -108,6 +110,13 @@ class Attempt:
             except (LedgerUnreachableError, BlobError) as exc:
                 log.warning(
                     "waits for Redis or S3: run=%s batch=%s while=%s: %s",
+                    *(self.lease.run, self.lease.batch, doing, exc),
+                )
+            except OSError as exc:
+                if not exhausted(exc):
+                    raise
+                log.warning(
+                    "waits for a host that is exhausted: run=%s batch=%s while=%s: %s",
                     *(self.lease.run, self.lease.batch, doing, exc),
                 )
             self._stopped.wait(pause * random.uniform(0.5, 1.0))

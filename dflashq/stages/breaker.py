@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+from functools import partial
 
 from dflashq.blobs import runs
 from dflashq.blobs.s3 import Blobs
@@ -11,6 +11,7 @@ from dflashq.core.errors import DflashqError
 from dflashq.core.guard import Judged, Window
 from dflashq.core.model import Guard
 from dflashq.ledger import Ledger
+from dflashq.system.background import OneShotThread
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,8 @@ class Breaker:
         tolerated = self._tolerated[run]
         objection = self._windows[run].objection(judged, tolerated)
         if objection:
-            threading.Thread(
-                target=self._pause, args=(run, objection, tolerated), name="breaker", daemon=True
-            ).start()
+            # One that cannot be started is told; the run's next window objects again.
+            OneShotThread("breaker", partial(self._pause, run, objection, tolerated)).start()
 
     def _pause(self, run: str, objection: str, tolerated: float) -> None:
         sentence = (

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
@@ -30,6 +31,7 @@ from dflashq.stages.records import Records
 from dflashq.stages.salvage import Salvage
 from dflashq.stages.station import Station
 from dflashq.stages.tokenize import tokenize_hinted
+from dflashq.system.background import OneShotThread
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +117,9 @@ class Generator:
             if claim.why == "done":
                 self._salvage.drop(run, batch)
             if claim.lease is not None:
-                name = f"reclaimed-{batch}"
-                threading.Thread(target=self._work_on, args=(claim.lease,), name=name).start()
+                work = partial(self._work_on, claim.lease)
+                # Where no thread can be started, the lease runs out and it is claimed again.
+                OneShotThread("reclaimed", work, label=batch, daemon=False).start()
 
     def _work_on(self, lease: Lease) -> str:
         attempt = Attempt(lease, float(next(self._orders)))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from dflashq.core import metrics
 from dflashq.core.errors import LeaseLostError, LedgerError
 from dflashq.core.model import Generation
 from dflashq.ledger import Ledger
 from dflashq.stages.attempt import Attempt
+from dflashq.system.background import SupervisedThread, report
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class Keeping:
         self._hurry = threading.Event()
         self._running = True
         self.full = False
-        self._thread = threading.Thread(target=self._write, name="keeping", daemon=True)
+        self._thread = SupervisedThread("keeping", self._write, wake=self._end)
         self._thread.start()
 
     def add(self, attempt: Attempt, field: str, payload: bytes | Generation) -> None:
@@ -80,34 +82,52 @@ class Keeping:
 
     def close(self) -> None:
         """End the thread; entries not flushed are dropped."""
+        self._thread.stop()
+
+    def _end(self) -> None:
         with self._change:
             self._running = False
             self._hurry.set()
             self._change.notify_all()
-        self._thread.join()
 
     def _settle(self) -> None:
         if not self._waiting:
             self.full = False
         self._change.notify_all()
 
-    def _write(self) -> None:
-        while True:
+    def _write(self) -> bool:
+        """One round of all attempts; False when each of them met something unexpected."""
+        with self._change:
+            self._change.wait_for(lambda: self._waiting or self._beginning or not self._running)
+        self._hurry.wait(GATHER_S)
+        with self._change:
+            if not self._running:
+                return True
+            self._hurry.clear()
+            rounds = [(a, list(q)) for a, q in self._waiting.items()]
+            beginning = list(self._beginning)
+        # Every attempt gets its turn; only when none could write is there reason to wait.
+        written = [self._guarded(attempt, self._begin, attempt) for attempt in beginning]
+        written += [self._guarded(a, self._keep, a, fields) for a, fields in rounds]
+        if written and all(one is None for one in written):
+            return False
+        if written and not any(written):
             with self._change:
-                self._change.wait_for(lambda: self._waiting or self._beginning or not self._running)
-            self._hurry.wait(GATHER_S)
-            with self._change:
-                if not self._running:
-                    return
-                self._hurry.clear()
-                rounds = [(a, list(q)) for a, q in self._waiting.items()]
-                beginning = list(self._beginning)
-            # Every attempt gets its turn; only when none could write is there reason to wait.
-            written = [self._begin(attempt) for attempt in beginning]
-            written += [self._keep(attempt, fields) for attempt, fields in rounds]
-            if written and not any(written):
-                with self._change:
-                    self._change.wait_for(lambda: not self._running, RETRY_S)
+                self._change.wait_for(lambda: not self._running, RETRY_S)
+        return True
+
+    def _guarded(
+        self, attempt: Attempt, write: Callable[..., bool], *arguments: object
+    ) -> bool | None:
+        """What `write` says; None when it met something unexpected, which costs this round only.
+
+        What it was to write stays in its place, and the attempts after it get their turn.
+        """
+        try:
+            return write(*arguments)
+        except Exception as exc:  # noqa: BLE001 - told, counted, and tried again
+            report(self._thread.name, exc, f"writing {attempt.lease.run}/{attempt.lease.batch}")
+            return None
 
     def _begin(self, attempt: Attempt) -> bool:
         """One round trip; True when it got somewhere."""

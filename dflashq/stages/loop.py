@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from dflashq.system.background import SupervisedThread, report
+
 Result = TypeVar("Result")
+NAME = "generations"
 
 
 class LoopThread:
@@ -16,12 +18,17 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="generations", daemon=True)
+        self.loop.set_exception_handler(_report)
+        self._thread = SupervisedThread(NAME, self._serve, wake=self._end)
         self._thread.start()
 
     def _serve(self) -> None:
+        # A loop that was thrown out of its round goes on with what it has when it is run again.
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+    def _end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Schedule a coroutine; its future can be waited for, or cancelled, from any thread."""
@@ -34,8 +41,7 @@ class LoopThread:
     def close(self) -> None:
         """Cancel what still runs, wait for it, and end the thread."""
         self.run(self._cancel_all())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        self._thread.stop()
         self.loop.close()
 
     async def _cancel_all(self) -> None:
@@ -44,3 +50,9 @@ class LoopThread:
             one.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self.loop.shutdown_default_executor()
+
+
+def _report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What no task or callback of ours has caught."""
+    exc = context.get("exception") or RuntimeError(context["message"])
+    report(NAME, exc, context["message"])

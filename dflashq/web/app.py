@@ -22,6 +22,8 @@ from dflashq.core.errors import (
     UsageError,
 )
 from dflashq.operations.metrics import CONTENT_TYPE
+from dflashq.operations.needs import WEB_CONNECTIONS
+from dflashq.system import background
 from dflashq.web.api import api, said
 from dflashq.web.doors import Doors, Tokens
 from dflashq.web.monitor import STREAMS, Monitor, monitor_of
@@ -89,12 +91,17 @@ def spare_the_collector() -> None:
 
 
 def serve(app: Flask, host: str, port: int, monitor: Monitor, ready: Callable[[], None]) -> None:
-    """Answer until SIGTERM or SIGINT; blocks. OSError when the address is taken."""
+    """Answer until SIGTERM or SIGINT; blocks. OSError when the address is taken.
+
+    DflashqError when a thread that it cannot do without has ended: the runs go on without it.
+    """
+    lost: list[str] = []
     server = create_server(
         app,
         host=host,
         port=port,
         threads=THREADS,
+        connection_limit=WEB_CONNECTIONS,
         channel_timeout=120,
         ident="dflashq",
         clear_untrusted_proxy_headers=True,
@@ -104,12 +111,21 @@ def serve(app: Flask, host: str, port: int, monitor: Monitor, ready: Callable[[]
         monitor.observer.end()
         raise SystemExit(0)
 
+    def fatal(why: str) -> None:
+        lost.append(why)
+        signal.raise_signal(signal.SIGTERM)  # the main thread hears it, and ends the server
+
     signal.signal(signal.SIGTERM, end)
+    background.install_excepthook()
+    background.set_fatal_handler(fatal)
     spare_the_collector()
     monitor.observer.start()
     try:
         ready()
         server.run()
     finally:
+        background.set_fatal_handler(None)
         monitor.observer.stop()
         server.close()
+    if lost:
+        raise DflashqError(f"the monitor ends: {lost[0]}. The runs go on: start it again")

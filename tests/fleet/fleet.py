@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0
 class Worker:
     """One `celery -A workers worker` process in a session of its own.
 
-    `host` names another host than this one, as which it takes its own.
+    `host` names another host than this one, as which it takes its own; `program` is what python
+    is to run instead of Celery.
     """
 
     def __init__(
@@ -57,14 +58,15 @@ class Worker:
         log: Path,
         loglevel: str = "INFO",
         host: str = "",
+        program: Sequence[str] = (),
     ) -> None:
         self.name, self.log = f"{name}@test", log
         self._ledger = Ledger(settings)
-        module = ["tests.fleet.other_host", host] if host else ["celery"]
+        module = ["-m", "tests.fleet.other_host", host] if host else ["-m", "celery"]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", *module, "-A", "workers", "worker"),
+                    *(sys.executable, *(program or module), "-A", "workers", "worker"),
                     *("-n", self.name, "--profile", str(profile), "--loglevel", loglevel),
                     *("--without-gossip", "--without-mingle"),
                 ],

@@ -21,6 +21,7 @@ def clock(settings: Settings) -> Clock:
         queue="q",
         close_gate=None,
         open_gate=None,
+        reclaim=lambda: None,
     )
     hints: Any = SimpleNamespace(waiting=lambda queue: 3)
     nothing = dict.fromkeys(

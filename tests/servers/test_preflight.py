@@ -185,5 +185,7 @@ def test_a_full_disk_fails(host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_cpu_profile_is_spared_the_card(settings: Settings) -> None:
-    assert [f.name for f in preflight(settings, "tiny-cpu")] == ["ports", "room", "model hashes"]
+    assert [f.name for f in preflight(settings, "tiny-cpu")] == [
+        *("ports", "room", "limits", "model hashes")
+    ]
     assert [f.name for f in preflight(settings, "")] == ["ports", "room"]
