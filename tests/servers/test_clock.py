@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
+
+import pytest
 
 from dflashq.config import Settings
+from dflashq.core.errors import LedgerRefusedError, LedgerUnreachableError
+from workers import clock as clock_module
 from workers.clock import Clock, ConsumerWatch, RoomWatch
 
 
@@ -69,3 +75,60 @@ def test_a_full_place_closes_the_gate_once_and_opens_it_when_there_is_room() -> 
     assert gate == ["/data is 81% full"]
     room.look([])
     assert gate == []
+
+
+def test_a_job_that_fails_does_not_keep_the_others_from_their_turn(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk, no descriptor left: the worker is announced and closes runs all the same."""
+    exhausted = OSError(errno.EMFILE, "Too many open files")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(clock_module, "full_places", Mock(side_effect=full))
+    one, jobs = clock_with_jobs(settings)
+    one._sweeper = Mock(sweep=Mock(side_effect=exhausted))
+    assert one._tick() is False, "sweeping is vital"
+    for name in ("announce", "judge_canaries", "close_runs", "notify"):
+        assert jobs[name].called, name
+    assert "thread=clock while=sweeping: OSError: [Errno 24]" in caplog.text
+    assert "thread=clock while=watching the room: OSError: [Errno 28]" in caplog.text
+    one._sweeper = Mock()
+    assert one._tick() is True, "a look at the room is not"
+
+
+def test_a_thread_of_the_clock_outlives_its_jobs(settings: Settings) -> None:
+    one, jobs = clock_with_jobs(settings.model_copy(update={"sweep_s": 0.01}))
+    one._sweeper = Mock(sweep=Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    turns = threading.Semaphore(0)
+    jobs["announce"].side_effect = turns.release
+    one.start()
+    for _ in range(3):
+        assert turns.acquire(timeout=20)
+    one.stop()
+
+
+def test_a_ledger_that_does_not_answer_is_asked_once_a_tick(settings: Settings) -> None:
+    """Each job would wait for the same; a refusal is of one job alone."""
+    one, jobs = clock_with_jobs(settings)
+    one._sweeper = Mock()
+    jobs["announce"].side_effect = LedgerUnreachableError("no answer")
+    assert one._tick() is True, "an outage is waited out"
+    assert not jobs["notify"].called
+    jobs["announce"].side_effect = LedgerRefusedError("it is full")
+    assert one._tick() is True
+    assert jobs["notify"].called
+
+
+def test_a_host_without_descriptors_is_not_waited_out_for_ever(settings: Settings) -> None:
+    one, jobs = clock_with_jobs(settings)
+    one._sweeper = Mock()
+    failure = LedgerUnreachableError("no answer")
+    failure.__cause__ = OSError(errno.EMFILE, "Too many open files")
+    jobs["announce"].side_effect = failure
+    assert one._tick() is False
+
+
+def clock_with_jobs(settings: Settings) -> tuple[Clock, dict[str, Mock]]:
+    """A clock without a ledger, and the jobs that a worker gives it."""
+    jobs = {name: Mock() for name in ("announce", "judge_canaries", "close_runs", "notify")}
+    generator = Mock(settings=settings, draining=threading.Event(), queue="q")
+    return Clock(Mock(), Mock(), generator, **jobs, on_hung=Mock()), jobs

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from dflashq.core import metrics
 from dflashq.ledger import Lease
 from dflashq.ledger.entries import KeptEntry
 from dflashq.stages import keeping
@@ -106,3 +108,43 @@ def test_the_end_is_not_gathered_for(book: Book) -> None:
     fill(made, attempt("b"), range(3))
     made.close()
     assert book.calls == []
+
+
+class Exhausted(Book):
+    """A ledger of a process without descriptors, for one batch or for all, a few times."""
+
+    def __init__(self, times: int, batch: str = "") -> None:
+        super().__init__()
+        self.times, self.batch = times, batch
+
+    def keep(self, lease: Lease, entries: list[KeptEntry]) -> bool:
+        if self.times and self.batch in ("", lease.batch):
+            self.times -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().keep(lease, entries)
+
+
+def test_what_nobody_expected_is_outlived_and_what_waits_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeping, "GATHER_S", 0.0)
+    errors = metrics.THREAD_ERRORS.counts().get(("keeping",), 0)
+    exhausted = Exhausted(2)
+    made = Keeping(exhausted)  # type: ignore[arg-type]
+    one = attempt("b")
+    entries = fill(made, one, range(3))
+    assert made.flush(one, SOON_S)
+    made.close()
+    assert exhausted.calls == [entries]
+    assert metrics.THREAD_ERRORS.counts()["keeping",] - errors == 2
+
+
+def test_one_batch_that_cannot_be_kept_does_not_hold_up_the_others(book: Book) -> None:
+    exhausted = Exhausted(10**9, "bad")
+    made = Keeping(exhausted)  # type: ignore[arg-type]
+    bad, good = attempt("bad"), attempt("good")
+    fill(made, bad, range(3))
+    entries = fill(made, good, range(3))
+    assert made.flush(good, SOON_S)
+    made.close()
+    assert exhausted.calls == [entries]

@@ -86,3 +86,25 @@ def test_work_of_an_earlier_attempt_is_not_counted_again() -> None:
     assert is_new(settled(1, None, generations=2), kept_turns=1)
     assert not is_new(settled(1, "looping", generations=2), kept_turns=2)
     assert is_new(settled(1, "refused_input", generations=0), kept_turns=0)
+
+
+def test_a_line_that_cannot_be_written_costs_itself_alone(
+    files: RejectionFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is that fails: the thread goes on, and what comes later is written."""
+    errors = metrics.THREAD_ERRORS.counts()["rejections",]
+    broken = iter([KeyError("run"), OSError(24, "Too many open files")])
+    right = files.files._file
+
+    def sometimes(run: str) -> object:
+        if (failure := next(broken, None)) is not None:
+            raise failure
+        return right(run)
+
+    monkeypatch.setattr(files.files, "_file", sometimes)
+    for index in range(3):
+        count_settled(lease("a"), settled(index, "stub"))
+    files.stop()
+    [row] = rows(tmp_path / "logs" / "rejected-a.w0@h_x.jsonl")
+    assert row["index"] == 2
+    assert metrics.THREAD_ERRORS.counts()["rejections",] - errors == 2
