@@ -28,6 +28,7 @@ def clock(settings: Settings) -> Clock:
         close_gate=None,
         open_gate=None,
         reclaim=lambda: None,
+        look_at_peers=lambda: None,
     )
     hints: Any = SimpleNamespace(waiting=lambda queue: 3)
     nothing = dict.fromkeys(
