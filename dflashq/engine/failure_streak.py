@@ -29,6 +29,11 @@ class FailureStreak:
         self._since_s = 0.0
         self.longest_s = 0.0
 
+    @property
+    def senders(self) -> int:
+        """How many different senders failed in the streak."""
+        return len(self._senders)
+
     def clear(self) -> None:
         """Another engine, or the same one answers: begin anew. The count of answers stays."""
         self.words, self.retry_after_s = "", 0.0

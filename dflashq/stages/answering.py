@@ -217,12 +217,14 @@ class Answering:
             ids = self._rendered(prompt, history)
             self._refuse_too_long(len(ids), sampling.max_new_tokens)
             engine_id = station.engine_id
+            conversation = Conversation(list(history), prompt.tools, self.spec.thinking)
             with station.health.request((self._batch, prompt.index)):
                 generation = await station.client.generate(
                     *(ids, sampling, next(self.rids), station.markers.end_ids),
-                    Conversation(list(history), prompt.tools, self.spec.thinking),
+                    conversation,
                     self._watch,
                 )
+            station.control = ids, conversation
         except EngineDownError as exc:
             # Keep the slot until a death is seen: whoever came next would meet the same dead
             # engine, alone with it, and be blamed. Without a death nobody is.

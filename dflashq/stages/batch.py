@@ -13,6 +13,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core.errors import EngineError, EngineRefusedError
 from dflashq.core.ids import IdArray, id_array
 from dflashq.core.model import ObjectRef, Prompt, RunRecord
+from dflashq.engine.client import Conversation
 from dflashq.ledger import Kept, Ledger
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.breaker import Breaker
@@ -110,6 +111,7 @@ class BatchWork:
                 "kept work cannot be read and is made anew: run=%s batch=%s fields=%s",
                 *(record.name, attempt.lease.batch, kept.damaged),
             )
+        self._seed_control(record, prompts, kept)
         settlement = Settlement(
             *(attempt, station, self._breaker, record, kept),
             self._openings(record, prompts, kept),
@@ -148,6 +150,14 @@ class BatchWork:
                     )
                 )
         return openings
+
+    def _seed_control(self, record: RunRecord, prompts: list[Prompt], kept: Kept) -> None:
+        """What was answered elsewhere shows whether this engine answers, should all else fail."""
+        known = next((p for p in prompts if (p.index, 0) in kept.generations), None)
+        if self._station.control is None and known is not None:
+            ids = id_array(kept.generations[known.index, 0].prompt_ids).tolist()
+            conversation = Conversation(known.opening, known.tools, record.spec.thinking)
+            self._station.control = ids, conversation
 
     async def _cancellable(
         self, settlement: Settlement, prompts: list[Prompt]

@@ -1,7 +1,8 @@
 """Whether the engine answers at all: while it fails on everything, no other prompt is sent to it.
 
 A circuit breaker over all requests of a worker: closed gate, probe, one prompt as a trial, open
-gate. https://martinfowler.com/bliki/CircuitBreaker.html
+gate. https://martinfowler.com/bliki/CircuitBreaker.html. A probe asks for one token of a prompt
+that was answered before: when that is answered again, the prompts that fail are to blame.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class _Request:
 class EngineHealth:
     """Counts what the requests of one worker meet. Belongs to the thread of the loop.
 
-    `probe` sends one request of its own and raises EngineError when that fails. `limit` says how
+    `probe` sends one request of its own and raises EngineError when that fails; it returns whether
+    it was like a prompt: else its answer says little of prompts. `limit` says how
     many may be in flight on a well engine. `restart(reason)` is called once the engine has been
     sick for `sick_s`; None for a server of others, which is waited for. `sick` (why, empty while it
     is well), `sick_since_ms` and `withdrawn` may be read from any thread.
@@ -52,7 +54,7 @@ class EngineHealth:
     def __init__(
         self,
         gate: Gate,
-        probe: Callable[[], Awaitable[object]],
+        probe: Callable[[], Awaitable[bool]],
         limit: Callable[[], int],
         note_error: Callable[[str], None],
         restart: Callable[[str], None] | None,
@@ -68,12 +70,18 @@ class EngineHealth:
         self.sick = ""
         self.sick_since_ms = 0
         self.withdrawn = False
+        self.probe_convinces = False
         self.sicknesses = 0
 
     @property
     def answered(self) -> int:
         """How many requests of prompts were answered so far."""
         return self._streak.answered
+
+    @property
+    def failing(self) -> int:
+        """How many senders, a probe among them, have failed since the last answer."""
+        return self._streak.senders
 
     @property
     def on_trial(self) -> bool:
@@ -105,7 +113,7 @@ class EngineHealth:
         try:
             # wait_for of Python 3.11 swallows a cancellation that comes with the answer.
             async with asyncio.timeout(PROBE_S):
-                await self._probe()
+                self.probe_convinces = await self._probe()
         except TimeoutError:
             self._note_failure(request, EngineRequestError(f"a probe took over {PROBE_S:.0f} s"))
         except EngineError as exc:
@@ -139,38 +147,39 @@ class EngineHealth:
         if self._trial is not None and request.since_s >= self._trial_since_s:
             self._end_trial(well=False)
         if self._recovery is None and self._streak.hits_everything(now, self._since()):
-            self._fall_sick()
+            self._gate.close(ENGINE_SICK)
+            self._recovery = asyncio.get_running_loop().create_task(self._recover())
 
     def _since(self) -> Iterator[float]:
         return (request.since_s for request in self._running)
 
-    def _fall_sick(self) -> None:
-        self.sicknesses += 1
-        self._sick_since_s = time.monotonic()
-        self.sick_since_ms = int(time.time() * 1000)
-        self._close()
-        log.error("the engine is sick, nothing new is sent to it: %s", self.sick)
-        self._recovery = asyncio.get_running_loop().create_task(self._recover())
-
-    def _close(self) -> None:
-        self.sick = f"{ENGINE_SICK}, the last: {self._streak.words}"
-        self._note_error(self.sick)
-        self._gate.close(ENGINE_SICK)
-
     async def _recover(self) -> None:
         """Probe until one is answered, then let one prompt through; again until one is served."""
         pause_s = PAUSE_S
-        while True:
-            if await self.probe_answers() and await self._try_prompt():
-                break
-            self._close()
-            # What answered nobody before a prompt was tried leaves the batches to healthy workers.
-            self.withdrawn = True
+        while not await self._serves():
+            self._note_sickness()
             await self._pause(max(pause_s, self._streak.retry_after_s))
             pause_s = min(2 * pause_s, PAUSE_CAP_S)
         self._recovery = None
         self._streak.clear()
         self._recovered("a prompt is served again")
+
+    async def _serves(self) -> bool:
+        """Whether prompts can be sent again: an answered one is answered, or the next one is."""
+        return await self.probe_answers() and (self.probe_convinces or await self._try_prompt())
+
+    def _note_sickness(self) -> None:
+        words = f"{ENGINE_SICK}, the last: {self._streak.words}"
+        if not self.sick:
+            self.sicknesses += 1
+            self._sick_since_s = time.monotonic()
+            self.sick_since_ms = int(time.time() * 1000)
+            log.error("the engine is sick, nothing new is sent to it: %s", words)
+        self.sick = words
+        # Until the next probe the batches are better off with healthy workers.
+        self.withdrawn = True
+        self._note_error(words)
+        self._gate.close(ENGINE_SICK)
 
     async def _try_prompt(self) -> bool:
         """Whether the next prompt is served; waits for one that wants to be."""

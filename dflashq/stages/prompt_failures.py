@@ -47,11 +47,15 @@ class PromptFailures:
 
         Sends a probe when nothing else is in flight.
         """
-        if self._count < TRIES or self._health.sick:
+        health = self._health
+        if self._count < TRIES or health.sick:
             return False
-        if self._health.answered - self._answered >= OTHERS:
+        if health.answered - self._answered >= OTHERS:
             return True
-        return self._gate.in_flight == 0 and await self._health.probe_answers()
+        if self._gate.in_flight or not await health.probe_answers():
+            return False
+        # A probe that is unlike a prompt proves nothing while other prompts fail as well.
+        return health.probe_convinces or health.failing <= 1
 
     def error(self, last: EngineError) -> PromptFailureError:
         """What is told of it, with the server's words."""

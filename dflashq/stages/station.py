@@ -39,6 +39,7 @@ DRAINING = "draining"
 DEATH_WAIT_S = 15.0
 ERROR_CHARS = 500
 _SAY: list[Message] = [{"role": "user", "content": "Say something."}]
+_OURS = Conversation(_SAY, None, thinking=False)
 
 
 class Station:
@@ -76,6 +77,8 @@ class Station:
         self.engine_id = ""
         self.last_error = ""
         self.output_tokens = 0
+        # A first turn that some engine has answered: what a probe asks again, for one token.
+        self.control: tuple[list[int], Conversation] | None = None
         self.engine_records: dict[str, dict[str, Any]] = {}
         self.context_length: int | None = profile.model.context_length
         self.forgive: Callable[[int], None] = lambda deaths: None
@@ -136,14 +139,21 @@ class Station:
         """Why the engine counts as sick: it answers with errors only. Empty while it is well."""
         return self.health.sick
 
-    async def _probe(self) -> None:
-        """One token for a short prompt; EngineError when none comes."""
-        ids = self.renderer.render(_SAY, None, thinking=False)
+    async def _probe(self) -> bool:
+        """One token for a prompt that was answered before, or else for a short one of ours.
+
+        Whether it was a prompt's. EngineError when no token comes.
+        """
+        ids, conversation = self.control or (
+            self.renderer.render(_SAY, None, thinking=False),
+            _OURS,
+        )
         await self.client.generate(
             *(ids, Sampling(temperature=0.0, max_new_tokens=1), f"probe-{secrets.token_hex(13)}"),
             self.markers.end_ids,
-            Conversation(_SAY, None, thinking=False),
+            conversation,
         )
+        return self.control is not None
 
     def _restart_engine(self, reason: str) -> None:
         """Have the supervisor start another engine; no prompt in flight is to blame for that."""

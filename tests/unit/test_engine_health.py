@@ -24,7 +24,7 @@ class Bench:
 
     def __init__(self, *, sick_s: float = 3600.0, ours: bool = False) -> None:
         self.gate = Gate(LIMIT)
-        self.answers = False
+        self.answers = self.convinces = False
         self.probes = 0
         self.restarts: list[str] = []
         self.errors: list[str] = []
@@ -37,10 +37,11 @@ class Bench:
             sick_s,
         )
 
-    async def probe(self) -> None:
+    async def probe(self) -> bool:
         self.probes += 1
         if not self.answers:
             raise EngineRequestError("HTTP 500: broken", status=500)
+        return self.convinces
 
     def ask(self, sender: object = "x", error: EngineError | None = None) -> None:
         """One request that ends at once, with `error` or an answer."""
@@ -51,7 +52,7 @@ class Bench:
     def fall_sick(self) -> None:
         for number in range(failure_streak.STREAK):
             self.ask(number, EngineRequestError("HTTP 403: no", status=403))
-        assert self.health.sick
+        assert self.gate.reasons == (ENGINE_SICK,)
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +71,7 @@ def test_a_sick_engine_gets_no_prompt_until_one_is_served() -> None:
     async def scene() -> None:
         bench = Bench()
         bench.fall_sick()
-        assert bench.gate.reasons == (ENGINE_SICK,)
-        assert "HTTP 403: no. Set its key" in bench.health.sick
+        await until(lambda: bench.health.sick)
         assert bench.health.sick_since_ms > 0
         await until(lambda: bench.probes > 3)
         assert bench.health.withdrawn
@@ -102,6 +102,34 @@ def test_an_engine_that_serves_probes_only_stays_sick() -> None:
     asyncio.run(scene())
 
 
+def test_prompts_that_fail_beside_one_that_is_answered_again_are_to_blame() -> None:
+    """Where only refused prompts were left, they fell sick together and were never rejected."""
+
+    async def scene() -> None:
+        bench = Bench()
+        bench.answers = bench.convinces = True
+        for _ in range(20):
+            bench.fall_sick()
+            await until(lambda: not bench.gate.reasons)
+        assert (bench.health.sick, bench.health.sicknesses) == ("", 0)
+        assert bench.gate.limit == LIMIT
+
+    asyncio.run(scene())
+
+
+def test_what_to_do_about_the_key_is_said_when_all_are_refused() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        bench.answers = True
+        bench.fall_sick()
+        await until(lambda: bench.health.on_trial)
+        bench.ask("x", EngineRequestError("HTTP 403: no", status=403))
+        await until(lambda: bench.health.sick)
+        assert "HTTP 403: no. Set its key" in bench.health.sick
+
+    asyncio.run(scene())
+
+
 def test_a_prompt_that_outlives_the_failures_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer may take half an hour: nobody waits for that."""
     monkeypatch.setattr(engine_health, "OUTLIVES_LEAST_S", 0.01)
@@ -112,8 +140,7 @@ def test_a_prompt_that_outlives_the_failures_is_served(monkeypatch: pytest.Monke
         bench.fall_sick()
         await until(lambda: bench.health.on_trial)
         with bench.health.request("long"):
-            await until(lambda: not bench.health.sick)
-        assert bench.gate.limit == LIMIT
+            await until(lambda: bench.gate.limit == LIMIT)
 
     asyncio.run(scene())
 
@@ -160,7 +187,7 @@ def test_retry_after_is_waited_for_by_all(monkeypatch: pytest.MonkeyPatch) -> No
             await real_sleep(0)
         bench.health.reset()
 
-    async def limited_probe(self: Bench) -> None:
+    async def limited_probe(self: Bench) -> bool:
         raise EngineRequestError("HTTP 429: slow down", status=429, retry_after_s=30.0)
 
     monkeypatch.setattr(Bench, "probe", limited_probe)

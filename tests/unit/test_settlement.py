@@ -34,7 +34,7 @@ def good(prompt_ids: list[int]) -> Generation:
 class Health:
     """Counts answers; everybody else is answered."""
 
-    sick, sicknesses, answered = "", 0, 0
+    sick, sicknesses, answered, failing, probe_convinces = "", 0, 0, 0, True
 
     @contextmanager
     def request(self, sender: object) -> Iterator[None]:
