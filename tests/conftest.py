@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
+import hypothesis
 import pytest
 from pydantic import SecretStr
 
@@ -20,6 +21,12 @@ from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3, free_s3_port
 from tests.produced import files, spellings
+
+# A busy machine makes examples slow, and a bound on their time tells of nothing else.
+hypothesis.settings.register_profile(
+    "ours", deadline=None, suppress_health_check=list(hypothesis.HealthCheck), print_blob=True
+)
+hypothesis.settings.load_profile("ours")
 
 pytest_plugins = ["tests.sglang_fixture"]
 

@@ -13,6 +13,7 @@ from dflashq.config import Settings
 from dflashq.embedded.child import Child
 from dflashq.embedded.cpu_engine import engine_environment, ensure_engine
 from dflashq.embedded.ports import free_port
+from tests.wait import WAIT_S
 
 TINY_MODEL = Path(__file__).parent / "golden" / "tiny-thinking"
 READY_S = 240.0  # mostly imports: half a minute alone, up to three minutes on a busy machine
@@ -76,6 +77,6 @@ def sglang_server(
 
 def _healthy(url: str) -> bool:
     try:
-        return requests.get(f"{url}/health", timeout=20).status_code == 200
+        return requests.get(f"{url}/health", timeout=WAIT_S).status_code == 200
     except requests.ConnectionError:
         return False

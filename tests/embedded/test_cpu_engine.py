@@ -25,6 +25,7 @@ from dflashq.embedded.cpu_engine import (
     ensure_engine,
     ensure_smollm2,
 )
+from tests.wait import WAIT_S
 
 SHIM = str(cpu_engine.SHIM)
 
@@ -154,7 +155,7 @@ def python_with_shim(program: str) -> subprocess.CompletedProcess[str]:
         env={"PYTHONPATH": SHIM},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
         check=False,
     )
 
@@ -208,7 +209,7 @@ def ask(url: str, content: str, **more: object) -> tuple[str, str, str]:
     """(thought, answer, finish reason) of one greedy chat turn."""
     messages = [{"role": "user", "content": content}]
     body = {"model": "tiny-thinking", "messages": messages, "max_tokens": 400, "temperature": 0}
-    answer = requests.post(f"{url}/v1/chat/completions", json=body | more, timeout=120)
+    answer = requests.post(f"{url}/v1/chat/completions", json=body | more, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
     thought, closed, said = choice["message"]["content"].partition("</think>")

@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,15 +19,7 @@ from dflashq.embedded.ports import EPHEMERAL, free_port, port_is_free
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import PORT_OFFSETS, EmbeddedS3, free_s3_port
 from dflashq.system import procfs
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+from tests.wait import WAIT_S, wait_until
 
 
 def listening(pid: int) -> set[str]:
@@ -131,7 +121,7 @@ def test_stop_ends_the_whole_group_even_when_it_ignores_sigterm(tmp_path: Path) 
     pid = child.pid
     assert len(procfs.group_members(pid)) == 2
     child.stop(grace_s=0.3)
-    assert wait_until(lambda: procfs.group_members(pid) == [])
+    wait_until(lambda: procfs.group_members(pid) == [])
 
 
 def test_a_child_dies_with_its_killed_parent(tmp_path: Path) -> None:
@@ -148,7 +138,7 @@ def test_a_child_dies_with_its_killed_parent(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         assert procfs.start_time(pid) is not None
         parent.kill()
-    assert wait_until(lambda: procfs.start_time(pid) is None)
+    wait_until(lambda: procfs.start_time(pid) is None)
 
 
 def test_a_recycled_pid_is_not_ours(tmp_path: Path) -> None:
@@ -164,7 +154,7 @@ def test_a_recycled_pid_is_not_ours(tmp_path: Path) -> None:
         true.write(tmp_path / "pid")
         assert ProcessRecord.read(tmp_path / "pid") == true
         true.stop("stranger")
-        assert stranger.wait(5) == -signal.SIGTERM
+        assert stranger.wait(WAIT_S) == -signal.SIGTERM
     assert ProcessRecord.read(tmp_path / "none") is None
     (tmp_path / "pid").write_text('{"pid": 1')
     assert ProcessRecord.read(tmp_path / "pid") is None

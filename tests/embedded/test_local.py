@@ -19,6 +19,7 @@ from dflashq.core.errors import EmbeddedError
 from dflashq.embedded import local
 from dflashq.embedded.local import LocalStatus
 from dflashq.system import procfs
+from tests.wait import WAIT_S
 
 
 @pytest.fixture
@@ -71,7 +72,9 @@ def test_the_servers_outlive_the_command(state: Settings) -> None:
         "from dflashq.embedded import local\n"
         "local.up(Settings(state_dir=Path(sys.argv[1])))\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(state.state_dir)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", program, str(state.state_dir)], check=True, timeout=WAIT_S
+    )
     found = local.status(state)
     assert all(server.running for server in found.servers)
     redis_client = redis.Redis.from_url(settings_of(found).broker_url())
@@ -132,7 +135,7 @@ def test_the_command_tells_how_to_use_the_servers_and_no_secret(state: Settings)
     for secret in (settings.redis_password, settings.s3_secret_access_key):
         assert secret is not None
         assert secret.get_secret_value() not in told
-    listed = json.loads(run(state, "status", "--json").output)
+    listed = json.loads(run(state, "status", "--json").stdout)
     assert [server["running"] for server in listed["servers"]] == [True, True]
     assert run(state, "down").output.count("down") == 2
     assert run(state, "status").exit_code == 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import requests
 
 from tests.emulated.launch import EmulatedEngine
+from tests.wait import WAIT_S
 
 END, CLOSE = 2, 9
 Row = dict[str, Any]
@@ -23,7 +22,7 @@ def body(ids: list[int], *, limit: int = 200, rid: str | None = None, **more: An
 
 
 def ask(engine: EmulatedEngine, ids: list[int], **more: Any) -> requests.Response:
-    return requests.post(f"{engine.url}/generate", json=body(ids, **more), timeout=20)
+    return requests.post(f"{engine.url}/generate", json=body(ids, **more), timeout=WAIT_S)
 
 
 def ask_many(engine: EmulatedEngine, prompts: list[list[int]], **more: Any) -> list[Row]:
@@ -41,15 +40,8 @@ def ask_many(engine: EmulatedEngine, prompts: list[list[int]], **more: Any) -> l
     return asyncio.run(run())
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.01)
-
-
 def metric(engine: EmulatedEngine, name: str) -> float:
-    for line in requests.get(f"{engine.url}/metrics", timeout=5).text.splitlines():
+    for line in requests.get(f"{engine.url}/metrics", timeout=WAIT_S).text.splitlines():
         if line.startswith(f"sglang:{name}{{") or (
             "|" in name
             and line.startswith(f"sglang:{name.split('|', maxsplit=1)[0]}{{")

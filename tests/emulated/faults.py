@@ -26,6 +26,7 @@ CONTENT = (
 )
 TRANSIENT = ("abort", "http_500", "http_503", "reset", "garbage", "altered_prompt")
 
+Refusal = Literal["status", "close", "garbage"]
 Fraction = Field(0.0, ge=0, le=1)
 
 
@@ -63,8 +64,12 @@ class Faults(BaseModel):
     garbage: float = Fraction
     altered_prompt: float = Fraction
     refused_over: int = Field(0, ge=0, description="`refused` for every prompt of more ids; 0: off")
-    refused_how: Literal["status", "close", "garbage"] = Field(
+    refused_how: Refusal = Field(
         "status", description="an HTTP error, no answer at all, or 200 with a body cut short"
+    )
+    refused_marks: list[tuple[list[int], Refusal | int]] = Field(
+        [],
+        description="refuse a prompt with one of these id sequences, in its own way or status",
     )
     refused_status: int = Field(500, ge=400, le=599, description="the HTTP status of `refused`")
     every_status: int = Field(
@@ -124,6 +129,15 @@ class Faults(BaseModel):
         if self.refused_over and length > self.refused_over:
             fault = "refused"
         return "" if fault == "refused" and length <= self.spare_short else fault
+
+    def refusal(self, content: str, ids: list[int]) -> Refusal | int | None:
+        """How a prompt with this content fault is refused, an HTTP status or in words, or None."""
+        for part, how in self.refused_marks:
+            if _contains(ids, part):
+                return how
+        if content != "refused":
+            return None
+        return self.refused_status if self.refused_how == "status" else self.refused_how
 
     def errs(self, length: int) -> bool:
         """True when the engine only errs, and does not spare prompts of `length` ids."""

@@ -14,8 +14,9 @@ from typing import Any, Self
 
 import requests
 
+from tests.wait import WAIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
-HTTP_TIMEOUT_S = 10.0
 
 
 def arguments(**options: Any) -> list[str]:
@@ -60,7 +61,7 @@ class EmulatedEngine:
         assert self.process is not None
         return self.process.pid
 
-    def start(self, timeout_s: float = 30.0) -> Self:
+    def start(self, timeout_s: float = WAIT_S) -> Self:
         """Start and wait until it listens; RuntimeError with its log when it exits or is late."""
         self._port_file.unlink(missing_ok=True)
         argv = [sys.executable, "-m", "tests.emulated", "--die-with-parent"]
@@ -71,7 +72,7 @@ class EmulatedEngine:
             self.wait_ready(timeout_s)
         return self
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = WAIT_S) -> None:
         """Block until it listens; RuntimeError with the log when it exits or takes too long."""
         assert self.process is not None
         deadline = time.monotonic() + timeout_s
@@ -84,7 +85,7 @@ class EmulatedEngine:
 
     def stats(self) -> dict[str, Any]:
         """What `/stats` answers."""
-        answer = requests.get(f"{self.url}/stats", timeout=HTTP_TIMEOUT_S)
+        answer = requests.get(f"{self.url}/stats", timeout=WAIT_S)
         answer.raise_for_status()
         body: dict[str, Any] = answer.json()
         return body
@@ -92,7 +93,7 @@ class EmulatedEngine:
     def set_faults(self, **faults: Any) -> None:
         """Change the named faults from now on; without any, all are cleared."""
         method = "POST" if faults else "DELETE"
-        answer = requests.request(method, f"{self.url}/faults", json=faults, timeout=HTTP_TIMEOUT_S)
+        answer = requests.request(method, f"{self.url}/faults", json=faults, timeout=WAIT_S)
         answer.raise_for_status()
 
     def stop(self, timeout_s: float = 10.0) -> int:
@@ -108,7 +109,7 @@ class EmulatedEngine:
         """SIGKILL; its exit status. Safe to repeat."""
         assert self.process is not None
         self.process.kill()
-        return self.process.wait(10)
+        return self.process.wait(WAIT_S)
 
     def __enter__(self) -> Self:
         return self.start()

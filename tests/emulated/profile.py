@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.emulated.launch import ROOT, arguments
 from tests.emulated.shapes import VERSION
+from tests.wait import WAIT_S
 
 
 def emulated_profile(
@@ -56,7 +57,7 @@ def emulated_profile(
             "kind": "command",
             "python": sys.executable,
             "argv": argv,
-            "start_timeout_s": 60.0,
+            "start_timeout_s": WAIT_S,
             "stop_grace_s": 2.0,
             **(launch or {}),
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from tests.emulated.faults import Faults
+from tests.emulated.faults import Faults, Refusal
 
 REFUSED = "the emulated gateway refuses this prompt"
 ERRS = "the emulated engine only errs"
@@ -31,14 +31,17 @@ def fail(faults: Faults) -> web.Response:
     return _openai_error(faults.every_status, ERRS, faults)
 
 
-def refuse_for_ever(request: web.Request, faults: Faults, *, streamed: bool) -> web.Response:
-    """The answer to a prompt that is never taken, as `refused_how` says."""
-    if faults.refused_how == "garbage":
+def refuse_for_ever(
+    request: web.Request, how: Refusal | int, faults: Faults, *, streamed: bool
+) -> web.Response:
+    """The answer to a prompt that is never taken: `how` is a status, `close` or `garbage`."""
+    if how == "garbage":
         return garbage(streamed=streamed)
-    if faults.refused_how == "close":
+    if how == "close":
         assert request.transport is not None
         request.transport.close()
-    return _openai_error(faults.refused_status, REFUSED, faults)
+    status = how if isinstance(how, int) else faults.refused_status
+    return _openai_error(status, REFUSED, faults)
 
 
 def garbage(*, streamed: bool = False) -> web.Response:

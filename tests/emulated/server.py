@@ -138,9 +138,9 @@ class Emulated:
         refused = shapes.too_long(length, asked.max_new_tokens, self.options.context_length)
         seed = self.options.voice.seed
         content = self.faults.content(asked.hash, seed, length)
-        if content == "refused":
-            self.stats.note("refused", asked.rid, asked.hash, fault=content)
-            return refuse_for_ever(request, self.faults, streamed=bool(asked.every))
+        if how := self.faults.refusal(content, asked.ids):
+            self.stats.note("refused", asked.rid, asked.hash, fault="refused")
+            return refuse_for_ever(request, how, self.faults, streamed=bool(asked.every))
         if content == "http_400":
             refused = "the emulated engine refuses this prompt"
         if refused is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +16,9 @@ from dflashq.engine.profiles import Profile, load_profile
 from dflashq.engine.supervisor import EngineSupervisor
 from tests.emulated import emulated_profile
 from tests.emulated.asking import body
+from tests.wait import WAIT_S, wait_until
+
+until = wait_until
 
 
 def settings_in(tmp_path: Path, **values: Any) -> Settings:
@@ -34,13 +35,6 @@ def profile_in(tmp_path: Path, model_dir: Path, **options: Any) -> Profile:
     launch = {"stall_s": 1.0, "poll_s": 0.1, **options.pop("launch", {})}
     path = emulated_profile(tmp_path, model_dir=model_dir, launch=launch, **options)
     return load_profile(str(path), settings_in(tmp_path))
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
 
 
 class Supervised:
@@ -78,7 +72,7 @@ class Supervised:
         self._pool.shutdown(wait=True)
 
     def set_faults(self, **faults: Any) -> None:
-        requests.post(f"{self.ready[-1]}/faults", json=faults, timeout=5).raise_for_status()
+        requests.post(f"{self.ready[-1]}/faults", json=faults, timeout=WAIT_S).raise_for_status()
 
     def ask(self, *ids: int) -> Future[requests.Response]:
         """A generation in a thread, counted while it is in flight."""
@@ -88,7 +82,7 @@ class Supervised:
         with self._lock:
             self._asked += 1
         try:
-            return requests.post(f"{url}/generate", json=body(ids), timeout=60)
+            return requests.post(f"{url}/generate", json=body(ids), timeout=WAIT_S)
         finally:
             with self._lock:
                 self._asked -= 1

@@ -16,6 +16,7 @@ from dflashq.engine.render import Renderer
 from dflashq.engine.sglang import SGLangClient
 from tests.emulated import EmulatedEngine
 from tests.emulated.profile import token_options
+from tests.wait import WAIT_S
 
 TALK = Conversation([{"role": "user", "content": "Tell me all."}], None, True)
 
@@ -37,7 +38,7 @@ def engine(tiny_model: Path) -> Iterator[EmulatedEngine]:
 
 async def running(client: SGLangClient, count: int) -> None:
     """Until so many requests run in the engine."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while (await client.metrics())["sglang:num_running_reqs"] != count:
             await asyncio.sleep(0.01)
 
@@ -98,7 +99,7 @@ def test_hanging_up_ends_what_is_under_way_and_nothing_else(engine: EmulatedEngi
             await client.hang_up()
             for one in asked:
                 with pytest.raises(EngineDownError) as caught:
-                    await asyncio.wait_for(one, 5)
+                    await asyncio.wait_for(one, WAIT_S)
                 assert caught.value.delivered
             await client.abort("dfq-up-")
             await running(client, 0)

@@ -32,6 +32,7 @@ from dflashq.engine.truth import GOLDEN, Truth
 from tests.emulated import EmulatedEngine
 from tests.emulated.profile import token_options
 from tests.engine.supervised import settings_in
+from tests.wait import WAIT_S
 
 KEY = "key-that-nobody-may-see"
 TALK = Conversation([{"role": "user", "content": "What is 12 + 30?"}], None, True)
@@ -45,7 +46,7 @@ def server(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[Emulate
 
 
 def profile_for(url: str, model_dir: Path, **tables: Any) -> Profile:
-    launch = {"kind": "external", "dialect": "openai", "url": url, "start_timeout_s": 5}
+    launch = {"kind": "external", "dialect": "openai", "url": url, "start_timeout_s": WAIT_S}
     model = {"id": "tiny", "path": str(model_dir)}
     rows: dict[str, Any] = {"name": "far", "model": model, "launch": launch}
     return Profile.model_validate(rows | {"concurrency": {"limit": 4}} | tables)
@@ -130,7 +131,7 @@ def test_a_key_is_needed_and_never_told(
     for key, match in ((None, "set DFLASHQ_ENGINE_API_KEY"), ("wrong-key", "asks for a key")):
         with pytest.raises(EngineStartError, match=match):
             supervise(profile, tmp_path, key)
-    supervise(profile, tmp_path, KEY)
+    supervise(profile_for(server.url, tiny_model), tmp_path, KEY)
     assert KEY not in caplog.text
     assert "wrong-key" not in caplog.text
     assert KEY not in repr(settings_in(tmp_path, engine_api_key=KEY))

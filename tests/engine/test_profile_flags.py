@@ -62,7 +62,6 @@ def test_every_expectation_is_a_field_of_the_report(engine_python: Path) -> None
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
     )
     fields = set(json.loads(done.stdout.strip().splitlines()[-1]))
     settings = Settings(_env_file=None)  # type: ignore[call-arg]

@@ -20,6 +20,7 @@ from dflashq.engine.render import Renderer
 from dflashq.engine.sglang import SGLangClient
 from dflashq.engine.turn import Watch
 from tests.emulated import EmulatedEngine
+from tests.wait import WAIT_S
 
 LONG = Sampling(max_new_tokens=4000)
 ABORTED = "sglang:num_aborted_requests_total"
@@ -72,7 +73,7 @@ def test_the_watch_ends_it_and_the_slot_is_free(engine: EmulatedEngine) -> None:
         async with SGLangClient(engine.url, stream_every=200) as client:
             with pytest.raises(EnoughError):
                 await client.generate([1500], LONG, "dfq-enough", [2], watch=watch)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 while (await client.metrics())["sglang:num_running_reqs"]:
                     await asyncio.sleep(0.01)
 
@@ -108,7 +109,7 @@ def test_a_killed_engine_is_down() -> None:
             asked = asyncio.create_task(
                 client.generate([7], LONG, "dfq-k", [2], watch=lambda _: begun.set())
             )
-            await asyncio.wait_for(begun.wait(), 10)
+            await asyncio.wait_for(begun.wait(), WAIT_S)
             engine.kill()
             with pytest.raises(EngineDownError) as caught:
                 await asked
@@ -224,7 +225,7 @@ def test_a_real_sglang_streams_exact_ids(sglang_server: str) -> None:
             before = (await client.metrics()).get(ABORTED, 0.0)
             with pytest.raises(EnoughError):
                 await client.generate(ids, greedy, "dfq-pieces-3", ends, watch=enough)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 while (await client.metrics()).get(ABORTED, 0.0) == before:
                     await asyncio.sleep(0.1)
 

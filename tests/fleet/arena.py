@@ -27,6 +27,7 @@ from dflashq.operations import control
 from tests.emulated import prompt_hash
 from tests.fleet.fleet import Fleet, Worker, wait_until
 from tests.fleet.proxy import Proxy
+from tests.wait import WAIT_S
 
 
 def lines_of(stats: Path) -> Iterator[dict[str, Any]]:
@@ -55,7 +56,7 @@ def engine_port(engine: psutil.Process) -> int:
 def dial(port: int, faults: dict[str, object]) -> None:
     """Change some faults of one engine from now on."""
     url = f"http://127.0.0.1:{port}/faults"
-    requests.post(url, json=faults, timeout=10).raise_for_status()
+    requests.post(url, json=faults, timeout=WAIT_S).raise_for_status()
 
 
 def dialled(engine: psutil.Process, faults: dict[str, object]) -> bool:
@@ -213,7 +214,7 @@ class Arena(Fleet):
         for run in self._runs:
             if self.ledger.state(run) != "unknown" and not self.ledger.status(run).finished:
                 control.cancel(self.ledger, self.blobs, run, "its test is over")
-                wait_until(partial(self._let_go, run), f"{run} is let go", 30)
+                wait_until(partial(self._let_go, run), f"{run} is let go")
         self._runs.clear()
         self.set_faults()
 
@@ -225,7 +226,7 @@ class Arena(Fleet):
         for worker in self.named.values():
             engine = engine_of(worker) if worker.process.poll() is None else None
             if engine is not None:
-                wait_until(partial(dialled, engine, faults or USUAL), f"{engine} listens", 30)
+                wait_until(partial(dialled, engine, faults or USUAL), f"{engine} listens")
 
     @contextlib.contextmanager
     def slowly(self) -> Iterator[None]:

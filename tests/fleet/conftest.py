@@ -16,6 +16,7 @@ from dflashq.engine.render import Renderer
 from tests.conftest import ACCESS_KEY, BUCKET, REDIS_PASSWORD, SECRET_KEY
 from tests.emulated import emulated_profile
 from tests.fleet.arena import Arena, arena_settings
+from tests.wait import WAIT_S
 
 POISON = " poison poison"
 
@@ -59,7 +60,8 @@ def arena_at_work(
         stats_file=stats,
         faults={"poison": [poison_ids(tiny_model)], "poison_delay_s": 0.3},
     )
-    settings = arena_settings(base, own_redis, folder)
+    # A worker that waits for its grace, where nobody should, ends its test by the time limit.
+    settings = arena_settings(base, own_redis, folder, drain_grace_s=10 * WAIT_S)
     with Arena(settings, profile, folder, own_redis, stats) as arena:
         yield arena
 

@@ -7,9 +7,8 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,11 @@ from dflashq.operations.verify import Report, verify
 from dflashq.system import procfs
 from tests.emulated import prompt_hash
 from tests.environment import environment
+from tests.wait import WAIT_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 # Most tests are about something else than a run that stops itself.
 UNGUARDED = Guard(canary=0, max_rejected=1.0, min_median_tokens=0)
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Poll a condition of another process; the assertion says what did not come."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 class Worker:
@@ -92,7 +84,7 @@ class Worker:
             return None
         return row
 
-    def wait_ready(self, timeout_s: float = 90.0) -> None:
+    def wait_ready(self, timeout_s: float = WAIT_S) -> None:
         wait_until(lambda: self.ready, f"worker {self.name} is ready", timeout_s)
 
     def family(self) -> list[psutil.Process]:
@@ -105,7 +97,7 @@ class Worker:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def stop(self, timeout_s: float = 60.0) -> int:
+    def stop(self, timeout_s: float = WAIT_S) -> int:
         """SIGTERM, then the exit code."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
@@ -115,7 +107,7 @@ class Worker:
         """kill -9 of the worker alone: its engine has to notice."""
         if self.process.poll() is None:
             self.signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(WAIT_S)
 
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -187,7 +179,7 @@ class Fleet:
                 self.ledger, self.blobs, self.hints, asked, spool, lambda *_: None
             ).record
 
-    def wait_finished(self, run: str, timeout_s: float = 120.0) -> None:
+    def wait_finished(self, run: str, timeout_s: float = WAIT_S) -> None:
         def finished() -> bool:
             for worker in self.workers:
                 code = worker.process.poll()
@@ -196,10 +188,28 @@ class Fleet:
 
         wait_until(finished, f"run {run} is finished", timeout_s)
 
+    def wait_announced(self, times: int) -> None:
+        """Block until every living worker has swept, looked at its work and announced it so often.
+
+        What a worker would do of its own accord, it has had the time to do after a few of them.
+        """
+
+        def seen() -> dict[str, int]:
+            rows = self.ledger.workers()
+            living = [w.name for w in self.workers if w.process.poll() is None]
+            return {name: rows[name]["seen_ms"] for name in living if name in rows}
+
+        for _ in range(times):
+            before = seen()
+            wait_until(
+                lambda b=before: all(seen().get(name) != at for name, at in b.items()),  # type: ignore[misc]
+                "every worker has announced itself again",
+            )
+
     def oracle(self, run: str) -> Report:
         """Every prompt exactly once, hashes right, no live lease, counters equal S3."""
         # Where a batch was made anew, a worker's next look renews the manifest.
-        wait_until(lambda: self._proven(run), f"the manifest of {run} names what is done", 30)
+        wait_until(lambda: self._proven(run), f"the manifest of {run} names what is done")
         report = verify(self.blobs, run)
         assert report.clean, (report.problems, report.missing)
         status = self.ledger.status(run)
@@ -224,7 +234,7 @@ class Fleet:
         def left() -> list[psutil.Process]:
             return [p for p in self._family if p.is_running() and p.status() != "zombie"]
 
-        wait_until(lambda: not left(), f"processes ended: {left()}", 20)
+        wait_until(lambda: not left(), f"processes ended: {left()}")
 
 
 def prompts_file(path: Path, count: int, turns: int = 1) -> Path:

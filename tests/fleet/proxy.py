@@ -11,6 +11,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
+from tests.wait import WAIT_S
+
 CHUNK = 1 << 18
 VERBS = (b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")
 
@@ -57,6 +59,7 @@ class Proxy:
         self.port = 0
         self.lost = 0
         self.answered = 0
+        self.damaged = 0
         self._loop = asyncio.new_event_loop()
         self._flow = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -147,7 +150,7 @@ class Proxy:
             done.set()
 
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(10), "the proxy's loop does not turn"
+        assert done.wait(WAIT_S), "the proxy's loop does not turn"
 
     def _abort_all(self) -> None:
         for link in self._links:
@@ -188,6 +191,7 @@ class Proxy:
                 if self._mark is not None and self._mark in piece:
                     self._mark, link.losing = None, True
                 if self._mode is Mode.DAMAGE and not piece.startswith(VERBS):
+                    self.damaged += 1
                     middle = len(piece) // 2
                     piece = piece[:middle] + bytes([piece[middle] ^ 1]) + piece[middle + 1 :]
                 link.server_out.write(piece)

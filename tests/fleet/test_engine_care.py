@@ -15,6 +15,7 @@ from tests.emulated import EmulatedEngine, emulated_profile
 from tests.emulated.profile import token_options
 from tests.fleet.arena import engine_of, engine_port, lines_of
 from tests.fleet.fleet import Fleet, prompts_file, wait_until
+from tests.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 KEY = "key-that-nobody-may-see"
@@ -38,7 +39,7 @@ def test_an_engine_that_hangs_under_work_is_replaced_and_nothing_is_lost(
         def row() -> dict[str, object]:
             return fleet.ledger.workers().get(worker.name) or {}
 
-        wait_until(lambda: row().get("kv_use") == 1.0, "its vitals are announced", 20)
+        wait_until(lambda: row().get("kv_use") == 1.0, "its vitals are announced")
         told = row()
         assert told["accept_length"] == 3.2
         assert told["queued"] in range(1, 9)
@@ -46,9 +47,9 @@ def test_an_engine_that_hangs_under_work_is_replaced_and_nothing_is_lost(
         engine = engine_of(worker)
         assert engine is not None
         url = f"http://127.0.0.1:{engine_port(engine)}"
-        requests.post(f"{url}/faults", json={"hang": True}, timeout=5).raise_for_status()
-        assert requests.get(f"{url}/health", timeout=5).status_code == 200
-        wait_until(lambda: engine_of(worker) not in (None, engine), "another engine runs", 30)
+        requests.post(f"{url}/faults", json={"hang": True}, timeout=WAIT_S).raise_for_status()
+        assert requests.get(f"{url}/health", timeout=WAIT_S).status_code == 200
+        wait_until(lambda: engine_of(worker) not in (None, engine), "another engine runs")
         assert "the engine hangs: no token has moved" in worker.tail(200)
         fleet.wait_finished("hang")
         assert fleet.oracle("hang").accepted == 60
@@ -62,7 +63,7 @@ def test_an_engine_with_another_template_is_refused_before_the_first_prompt(
     with Fleet(fast, profile, tmp_path) as fleet:
         fleet.enqueue("other", prompts_file(tmp_path / "p.jsonl", 5))
         worker = fleet.start("w0", wait=False)
-        assert worker.process.wait(60) == 1
+        assert worker.process.wait(WAIT_S) == 1
         assert "renders prompts differently" in worker.tail()
         assert "differs at position" in worker.tail()
         assert fleet.ledger.status("other").pending == 1
@@ -107,7 +108,7 @@ def test_a_run_on_a_chat_server_that_someone_else_runs(
         path = tmp_path / "far.toml"
         path.write_text(
             f'[model]\nid = "emulated"\npath = "{tiny_model}"\ncontext_length = 32768\n'
-            '[launch]\nkind = "external"\ndialect = "openai"\nstart_timeout_s = 20\n'
+            '[launch]\nkind = "external"\ndialect = "openai"\nstart_timeout_s = 180\n'
             "[sampling]\nmax_new_tokens = 2048\n[concurrency]\nlimit = 8\n"
         )
         far = {"engine_url": engine.url, "engine_api_key": SecretStr(KEY)}
@@ -121,5 +122,5 @@ def test_a_run_on_a_chat_server_that_someone_else_runs(
             for key in fleet.blobs.list(keys.run_prefix("far")):
                 assert KEY.encode() not in fleet.blobs.get(key).body
         assert requests.get(
-            f"{engine.url}/v1/models", headers={"Authorization": f"Bearer {KEY}"}, timeout=5
+            f"{engine.url}/v1/models", headers={"Authorization": f"Bearer {KEY}"}, timeout=WAIT_S
         ).ok

@@ -36,8 +36,15 @@ def test_redis_dies_and_comes_back(two: Arena) -> None:
         with two.slowly():
             two.begin("redis-dies", 80, batch_size=40)
             held = two.wait_kept("redis-dies", 15)
+            holds = {worker: two.held_by("redis-dies", worker) for worker in two.workers}
+            said = {worker: len(worker.log.read_text()) for worker in two.workers}
             two.redis.kill()
-        time.sleep(1.0)  # the outage itself
+        wait_until(
+            lambda: all(
+                "heartbeat failed" in w.log.read_text()[n:] for w, n in said.items() if holds[w]
+            ),
+            "who holds a lease has missed Redis",
+        )
         two.redis.start()
         finish(two, "redis-dies", 80, held)
         assert two.ledger.status("redis-dies").done == 2
@@ -55,7 +62,7 @@ def test_redis_out_of_reach_for_longer_than_the_lease_costs_nobody_a_batch(two: 
         time.sleep(two.settings.lease_ttl_s * 1.5)  # the outage itself
         for lines in two.lines.values():
             lines.redis.pass_on()
-        wait_until(lambda: all(worker.ready for worker in two.named.values()), "they are back", 30)
+        wait_until(lambda: all(worker.ready for worker in two.named.values()), "they are back")
         two.set_faults()
         finish(two, "cut-off", 80, held)
     assert leased
@@ -67,14 +74,18 @@ def test_redis_frozen_and_answers_lost(two: Arena) -> None:
     """Every request may or may not have happened: all are safe to send again."""
     with same_workers(two):
         with two.slowly():
+            for lines in two.lines.values():
+                lines.redis.lost = 0
             two.begin("frozen", 80, batch_size=20)
             held = two.wait_kept("frozen", 10)
             for lines in two.lines.values():
                 lines.redis.lose_replies()
-        time.sleep(2.0)  # the outage itself
+        wait_until(
+            lambda: all(lines.redis.lost > 2 for lines in two.lines.values()), "answers are lost"
+        )
         for lines in two.lines.values():
             lines.redis.freeze()
-        time.sleep(2.0)
+        time.sleep(2.0)  # the outage itself: who waits for a frozen Redis tells nobody
         for lines in two.lines.values():
             lines.redis.pass_on()
         finish(two, "frozen", 80, held)
@@ -110,7 +121,6 @@ def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: Arena) -> None:
         wait_until(
             lambda: all("are held in memory" in w.tail(300) for w in two.named.values()),
             "the workers hold what they have",
-            20,
         )
         two.set_faults()
         healed = reconcile(two.ledger, two.blobs, two.hints, "wiped")
@@ -138,11 +148,10 @@ def test_a_full_redis_closes_the_gate_and_commits_make_room(two: Arena) -> None:
                 wait_until(
                     lambda: any("used its budget" in w.tail(300) for w in two.named.values()),
                     "keeping is refused",
-                    20,
                 )
                 two.set_faults()
                 done = two.ledger.status("full").done
-                wait_until(lambda: two.ledger.status("full").done > done, "a batch commits", 30)
+                wait_until(lambda: two.ledger.status("full").done > done, "a batch commits")
             finally:
                 client.config_set("maxmemory", limit)
             two.wait_finished("full")
@@ -159,5 +168,5 @@ def test_single_answers_of_redis_are_lost(two: Arena) -> None:
         for _ in range(6):
             before = lines.redis.lost
             lines.redis.lose_reply_to(b"EVALSHA")
-            wait_until(lambda b=before: lines.redis.lost > b, "an answer is lost", 20)  # type: ignore[misc]
+            wait_until(lambda b=before: lines.redis.lost > b, "an answer is lost")  # type: ignore[misc]
         finish(two, "lossy", 80, held)

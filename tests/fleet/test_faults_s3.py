@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from tests.fleet.arena import Arena, Lines, put_of
 from tests.fleet.careless_s3 import CarelessS3
 from tests.fleet.fleet import Fleet, prompts_file, requests, wait_until
 from tests.fleet.proxy import Proxy
+from tests.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
@@ -42,17 +42,18 @@ def test_s3_refuses_while_batches_upload(two: Arena) -> None:
             proxy.answer(status, code)
         wait_until(lambda: sum(p.answered for p in proxies) > 0, f"somebody meets {code}")
         done = two.ledger.status("refused").done
-        time.sleep(3.0)  # the outage itself
+        wait_until(lambda: sum(p.answered for p in proxies) > 3, f"somebody meets {code} again")
         assert two.ledger.status("refused").done == done
         for proxy in proxies:
             proxy.answered = 0
     for proxy in proxies:
+        proxy.damaged = 0
         proxy.damage()
-    time.sleep(2.0)
+    wait_until(lambda: sum(p.damaged for p in proxies) > 0, "a body is damaged")
     for proxy in proxies:
         proxy.freeze()
     done = two.ledger.status("refused").done
-    time.sleep(3.0)
+    two.wait_announced(6)
     assert two.ledger.status("refused").done == done
     for proxy in proxies:
         proxy.pass_on()
@@ -109,12 +110,12 @@ def test_an_s3_outage_fills_the_keep_budget_and_no_more(
         fleet.settings = lines.settings
         worker = fleet.start("w0")
         lines.s3.answer(503, "SlowDown", only=put_of(small, "outage"))
-        wait_until(lambda: "used its budget" in worker.tail(), "the budget is used", 60)
-        wait_until(lambda: fleet.ledger.workers()[worker.name]["in_flight"] == 0, "it rests", 30)
+        wait_until(lambda: "used its budget" in worker.tail(), "the budget is used")
+        wait_until(lambda: fleet.ledger.workers()[worker.name]["in_flight"] == 0, "it rests")
         asked = requests(stats).total()
         kept_bytes = fleet.ledger.status("outage").kept_bytes
         assert 0.9 * 2**20 < kept_bytes <= 2**20
-        time.sleep(2.5)  # a gate that leaked would admit in this time
+        fleet.wait_announced(5)  # a gate that leaked would admit meanwhile
         assert requests(stats).total() == asked < 1800
         assert fleet.ledger.status("outage").done == 0
         lines.s3.pass_on()
@@ -133,6 +134,6 @@ def test_an_s3_without_conditional_writes_is_refused(
             fleet.enqueue("careless", prompts_file(tmp_path / "p.jsonl", 5))
             fleet.settings = careless
             worker = fleet.start("w0", wait=False)
-            assert worker.process.wait(60) == 1
+            assert worker.process.wait(WAIT_S) == 1
             assert "does not keep If-None-Match" in worker.tail()
             assert fleet.ledger.status("careless").pending == 1

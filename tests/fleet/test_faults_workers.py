@@ -12,10 +12,9 @@ from dflashq.core import keys
 from dflashq.ledger.connection import SEPARATOR
 from tests.fleet.arena import Arena, engine_of, lines_of, processes, put_of
 from tests.fleet.fleet import Worker, wait_until
+from tests.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
-
-RECOVERED_S = 10.0
 
 
 def finish(arena: Arena, run: str, prompts: int, held: set[str]) -> None:
@@ -26,9 +25,8 @@ def finish(arena: Arena, run: str, prompts: int, held: set[str]) -> None:
     assert {asked[prompt] for prompt in held} == {1}
 
 
-def wait_leased_again(arena: Arena, run: str, batches: set[str], dead: Worker) -> float:
-    """Seconds until somebody else holds (or has done) what the dead worker held."""
-    began = time.monotonic()
+def wait_leased_again(arena: Arena, run: str, batches: set[str], dead: Worker) -> None:
+    """Block until somebody else holds (or has done) what the dead worker held."""
 
     def recovered() -> bool:
         states = {b.name: b for b in arena.ledger.batch_states(run)}
@@ -38,8 +36,7 @@ def wait_leased_again(arena: Arena, run: str, batches: set[str], dead: Worker) -
             for b in batches
         )
 
-    wait_until(recovered, f"{batches} are at work again", 30)
-    return time.monotonic() - began
+    wait_until(recovered, f"{batches} are at work again")
 
 
 def test_a_killed_engine_is_replaced_under_its_worker(two: Arena) -> None:
@@ -50,7 +47,7 @@ def test_a_killed_engine_is_replaced_under_its_worker(two: Arena) -> None:
         engine = engine_of(worker)
         assert engine is not None
         engine.kill()
-    wait_until(lambda: engine_of(worker) not in (None, engine), "another engine runs", 20)
+    wait_until(lambda: engine_of(worker) not in (None, engine), "another engine runs")
     finish(two, "engine-dies", 80, held)
     assert worker.process.poll() is None
     told = two.ledger.workers()[worker.name]["last_error"]
@@ -67,9 +64,8 @@ def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(two: Arena) 
         assert engine is not None
         assert batches
         worker.kill()
-    wait_until(lambda: not engine.is_running(), "the orphaned engine is gone", 5)
-    waited = wait_leased_again(two, "worker-dies", batches, worker)
-    assert waited < two.settings.lease_ttl_s + RECOVERED_S
+    wait_until(lambda: not engine.is_running(), "the orphaned engine is gone")
+    wait_leased_again(two, "worker-dies", batches, worker)
     finish(two, "worker-dies", 80, held)
 
 
@@ -81,7 +77,7 @@ def test_worker_and_engine_killed_at_once_and_back_under_the_same_name(two: Aren
         held = two.wait_kept("both-die", 10)
         for process in reversed(worker.family()):
             process.kill()
-    worker.process.wait(10)
+    worker.process.wait(WAIT_S)
     newborn = two.launch(worker.name.removesuffix("@test"))
     newborn.wait_ready()
     finish(two, "both-die", 80, held)
@@ -98,7 +94,7 @@ def test_a_zombie_that_wakes_past_its_lease_is_told_and_stopped(two: Arena) -> N
     assert batches
     wait_leased_again(two, "zombie", batches, zombie)
     zombie.signal(signal.SIGCONT)
-    wait_until(lambda: "lease lost" in zombie.tail(200), "the zombie is told", 10)
+    wait_until(lambda: "lease lost" in zombie.tail(200), "the zombie is told")
     finish(two, "zombie", 80, held)
     assert zombie.process.poll() is None
 
@@ -118,7 +114,7 @@ def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: Arena) -
     object_before = two.blobs.get(key)
     lines.s3.pass_on()
     zombie.signal(signal.SIGCONT)
-    wait_until(lambda: "lease lost" in zombie.tail(200), "the zombie is told", 10)
+    wait_until(lambda: "lease lost" in zombie.tail(200), "the zombie is told")
     assert two.blobs.get(key) == object_before
     finish(two, "late", 40, held)
 
@@ -138,7 +134,7 @@ def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: Arena
     lines.redis.pass_on()
     assert two.oracle("adopted").accepted == 40
     assert two.blobs.get(key) == object_before
-    wait_until(lambda: two.named[first.name.removesuffix("@test")].ready, "the first is back", 30)
+    wait_until(lambda: two.named[first.name.removesuffix("@test")].ready, "the first is back")
 
 
 def test_nothing_is_begun_under_a_lease_that_may_be_over(two: Arena) -> None:
@@ -176,7 +172,6 @@ def test_hints_may_be_doubled_late_or_swallowed(two: Arena) -> None:
     wait_until(
         lambda: two.hints.waiting(queue) >= two.ledger.status("hints").pending,
         "swallowed hints are published again",
-        5,
     )
     # Some remain, one is swallowed: the queue is topped up all the same.
     with two.redis.client() as client:
@@ -184,13 +179,12 @@ def test_hints_may_be_doubled_late_or_swallowed(two: Arena) -> None:
     wait_until(
         lambda: two.hints.waiting(queue) >= two.ledger.status("hints").pending,
         "one swallowed hint is published again",
-        5,
     )
     two.set_faults()
     two.wait_finished("hints")
     before = two.asked()
     two.hints.publish(queue, "hints", names)
-    wait_until(lambda: two.hints.waiting(queue) == 0, "late hints are taken", 10)
+    wait_until(lambda: two.hints.waiting(queue) == 0, "late hints are taken")
     two.oracle("hints")
     assert two.asked() == before
     assert set(before.values()) >= {1}
@@ -200,7 +194,7 @@ def test_hints_may_be_doubled_late_or_swallowed(two: Arena) -> None:
 def test_a_second_signal_or_sigquit_is_faster_and_never_wrong(
     two: Arena, second: signal.Signals | None
 ) -> None:
-    """The grace is 15 s and no answer ends within it; nobody waits for that."""
+    """No answer ends within the grace, which is longer than any wait of a test."""
     run = f"second-{second.name.lower() if second else 'quit-alone'}"
     two.set_faults(slow=8.0)
     two.begin(run, 60, batch_size=30)
@@ -209,13 +203,11 @@ def test_a_second_signal_or_sigquit_is_faster_and_never_wrong(
     two.set_faults(hang=True)
     batches = two.held_by(run, worker)
     assert batches
-    began = time.monotonic()
     worker.signal(signal.SIGTERM if second else signal.SIGQUIT)
     if second:
-        wait_until(lambda: "draining" in worker.tail(), "it drains", 5)
+        wait_until(lambda: "draining" in worker.tail(), "it drains")
         worker.signal(second)
-    assert worker.process.wait(10) == 0
-    assert time.monotonic() - began < two.settings.drain_grace_s / 2
+    assert worker.process.wait(WAIT_S) == 0
     assert not two.held_by(run, worker)
     assert not [p for p in worker.family() if p.status() != psutil.STATUS_ZOMBIE]
     two.set_faults()

@@ -14,6 +14,7 @@ from dflashq.core.model import Guard, Rung
 from dflashq.operations import control
 from tests.emulated import emulated_profile
 from tests.fleet.fleet import Fleet, Worker, prompts_file, requests, wait_until
+from tests.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
@@ -130,7 +131,7 @@ def test_an_engine_of_nans_is_refused_at_its_start_and_stopped_later(
     nan = emulated_profile(tmp_path / "nan", model_dir=tiny_model, faults={"nan": 1.0})
     with Fleet(fast, profile, tmp_path) as fleet:
         refused = Worker(fast, nan, "w1", tmp_path / "w1.log")
-        assert refused.process.wait(60) == 1
+        assert refused.process.wait(WAIT_S) == 1
         assert "NaN happened" in refused.tail()
         worker = fleet.start("w0")
         set_faults(worker, nan=0.9)
@@ -181,5 +182,5 @@ def set_faults(worker: Worker, **faults: float) -> None:
     engine = next(p for p in worker.family() if "tests.emulated" in " ".join(p.cmdline()))
     command = engine.cmdline()
     port = command[command.index("--port") + 1]
-    reply = http.post(f"http://127.0.0.1:{port}/faults", json=faults, timeout=10)
+    reply = http.post(f"http://127.0.0.1:{port}/faults", json=faults, timeout=WAIT_S)
     assert reply.status_code == 200, reply.text

@@ -18,8 +18,9 @@ from dflashq.ledger import Ledger
 from tests.emulated import emulated_profile
 from tests.environment import environment
 from tests.fleet.fleet import ROOT, Fleet, prompts_file, wait_until
+from tests.wait import WAIT_S
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.fleet
 COMMAND = [sys.executable, "-c", "from dflashq.cli import main; main()", "host", "up"]
 SMI = """
 import sys
@@ -72,7 +73,7 @@ class Host:
             found = self.workers()
             return set(names) <= set(found) and but not in found.values()
 
-        wait_until(ready, f"workers {names}\n{self.said()}", 90)
+        wait_until(ready, f"workers {names}\n{self.said()}")
         return self.workers()
 
     def family(self) -> list[psutil.Process]:
@@ -90,7 +91,7 @@ def host(settings: Settings, profile: Path, tmp_path: Path) -> Iterator[Host]:
     yield found
     family = [] if found.process.poll() is not None else found.family()
     found.process.kill()
-    found.process.wait(10)
+    found.process.wait(WAIT_S)
     for process in family:
         if process.is_running():
             process.kill()
@@ -115,11 +116,11 @@ def test_a_killed_worker_comes_back_and_a_stop_drains_all(
     wait_until(lambda: len(fleet.ledger.status("r").leased) >= 1, "a batch is at work")
     family = host.family()
     host.process.send_signal(signal.SIGTERM)
-    assert host.process.wait(60) == 0, host.said()
+    assert host.process.wait(WAIT_S) == 0, host.said()
     assert "draining 2 workers" in host.said()
     assert "gpu0: ended, exit code 0" in host.said()
     assert "gpu1: ended, exit code 0" in host.said()
-    wait_until(lambda: gone(family), "nothing is left", 20)
+    wait_until(lambda: gone(family), "nothing is left")
     assert not fleet.ledger.status("r").leased, "what was at work is handed back"
 
 
@@ -128,8 +129,8 @@ def test_workers_die_with_a_killed_supervisor(host: Host) -> None:
     family = host.family()
     assert len(family) >= 4
     host.process.kill()
-    host.process.wait(10)
-    wait_until(lambda: gone(family), "nothing is left", 20)
+    host.process.wait(WAIT_S)
+    wait_until(lambda: gone(family), "nothing is left")
 
 
 def test_one_gpu_is_chosen_and_a_second_supervisor_refused(
@@ -140,13 +141,13 @@ def test_one_gpu_is_chosen_and_a_second_supervisor_refused(
         assert set(one.wait_workers("gpu1")) == {"gpu1"}
         (tmp_path / "two").mkdir()
         two = Host(settings, profile, tmp_path / "two", "--gpus", "0")
-        assert two.process.wait(30) == 1
+        assert two.process.wait(WAIT_S) == 1
         assert "already runs on this host" in two.said()
     finally:
         family = one.family()
         one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(60) == 0, one.said()
-    wait_until(lambda: gone(family), "nothing is left", 20)
+        assert one.process.wait(WAIT_S) == 0, one.said()
+    wait_until(lambda: gone(family), "nothing is left")
 
 
 def test_a_worker_that_is_refused_is_not_started_again(
@@ -154,6 +155,6 @@ def test_a_worker_that_is_refused_is_not_started_again(
 ) -> None:
     greedy = settings.model_copy(update={"keep_budget_mb": 10**6})
     host = Host(greedy, profile, tmp_path)
-    assert host.process.wait(90) == 2, host.said()
+    assert host.process.wait(WAIT_S) == 2, host.said()
     assert host.said().count("exit code 2, not started again") == 2
     assert "KEEP_BUDGET_MB" in host.said()

@@ -15,6 +15,7 @@ from dflashq.operations import control
 from dflashq.operations.progress_object import read_progress
 from tests.emulated import emulated_profile
 from tests.fleet.fleet import Fleet, kept, kept_prompts, prompts_file, requests, wait_until
+from tests.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
@@ -43,7 +44,6 @@ def test_a_run_ends_with_every_prompt_in_one_place(
         wait_until(
             lambda: (read_progress(fleet.blobs, "job") or {}).get("finished") is True,
             "the run's last state is on S3, at once and without a monitor",
-            10,
         )
         assert worker.stop() == 0
         fleet.assert_no_orphans()
@@ -93,7 +93,7 @@ def test_a_worker_answers_ping_while_it_generates(
             lambda: fleet.ledger.workers()[worker.name]["in_flight"] > 0, "generations in flight"
         )
         with Celery(broker=fast.broker_url()) as app:
-            replies = app.control.ping(destination=[worker.name], timeout=3)
+            replies = app.control.ping(destination=[worker.name], timeout=WAIT_S)
         assert replies == [{worker.name: {"ok": "pong"}}]
 
 
@@ -108,7 +108,7 @@ def test_pause_frees_the_leases_and_resume_goes_on(
         fleet.start("w0")
         wait_until(lambda: kept(fleet, "held") >= 3, "something is kept")
         control.pause(fleet.ledger, fleet.blobs, "held", "a person looks at it")
-        wait_until(lambda: not fleet.ledger.status("held").leased, "leases are free", 10)
+        wait_until(lambda: not fleet.ledger.status("held").leased, "leases are free")
         status = fleet.ledger.status("held")
         assert status.pending == 2
         assert status.done == 0
@@ -154,7 +154,7 @@ def test_a_worker_whose_engine_cannot_start_says_why_and_takes_nothing(
     with Fleet(fast, profile, tmp_path) as fleet:
         fleet.enqueue("dark", prompts_file(tmp_path / "p.jsonl", 5))
         worker = fleet.start("w0", wait=False)
-        assert worker.process.wait(60) == 1
+        assert worker.process.wait(WAIT_S) == 1
         assert "does not start" in worker.tail()
         assert "CUDA driver is too old" in worker.tail()
         assert fleet.ledger.status("dark").pending == 1
@@ -173,7 +173,7 @@ def test_the_wrong_engine_is_refused_with_both_values(
     )
     with Fleet(fast, profile, tmp_path) as fleet:
         worker = fleet.start("w0", wait=False)
-        assert worker.process.wait(60) == 1
+        assert worker.process.wait(WAIT_S) == 1
         assert "EAGLE" in worker.tail()
         assert "--speculative-algorithm" in worker.tail()
 

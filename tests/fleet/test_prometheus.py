@@ -22,6 +22,7 @@ from dflashq.operations.metrics import render
 from tests.fleet.fleet import wait_until
 from tests.servers.test_metrics import fake_desk
 from tests.unit.test_alerts import DEPLOY, RULES, expressions
+from tests.wait import WAIT_S
 from workers.desk import Desk
 from workers.metrics import MetricsServer, TextServer
 
@@ -104,13 +105,13 @@ def prometheus(folder: Path, **ports: int) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(WAIT_S)
 
 
 def found(server: str, query: str) -> list[Any]:
     """The series of a query; none while the server is not up yet."""
     try:
-        answer = requests.get(f"{server}/api/v1/query", {"query": query}, timeout=10)
+        answer = requests.get(f"{server}/api/v1/query", {"query": query}, timeout=WAIT_S)
     except requests.ConnectionError:
         return []
     if answer.status_code == 503:
@@ -131,12 +132,12 @@ def test_every_panel_finds_its_series_and_no_alert_fires(
         try:
             with prometheus(tmp_path, worker=worker, monitor=monitor) as server:
                 up = 'sum(up{job=~"dflashq-.*"}) == 2'
-                wait_until(lambda: bool(found(server, up)), "both are scraped", 60)
+                wait_until(lambda: bool(found(server, up)), "both are scraped")
                 # rate() needs two scrapes.
                 last = (
                     'count_over_time(sglang:num_running_reqs{worker="gpu1@host",run="r"}[1m]) > 3'
                 )
-                wait_until(lambda: bool(found(server, last)), "the engine's series are there", 60)
+                wait_until(lambda: bool(found(server, last)), "the engine's series are there")
                 alerts = {row["alert"] for row in RULES}
                 for where, text in expressions():
                     plain = text.replace("$run", ".*").replace("$worker", ".*")

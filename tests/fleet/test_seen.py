@@ -24,9 +24,11 @@ from dflashq.embedded.ports import free_port
 from tests.conftest import REDIS_PASSWORD, SECRET_KEY
 from tests.emulated import emulated_profile
 from tests.environment import environment
-from tests.fleet.fleet import ROOT, Fleet, prompts_file, wait_until
+from tests.fleet.arena import dial, engine_of, engine_port
+from tests.fleet.fleet import ROOT, Fleet, Worker, prompts_file, wait_until
 from tests.produced import files, objects, redis_keys, spellings
 from tests.servers.receiver import Receiver
+from tests.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
@@ -59,7 +61,7 @@ class Flower:
 
     def get(self, path: str) -> requests.Response | None:
         try:
-            answer = requests.get(self.url + path, timeout=10)
+            answer = requests.get(self.url + path, timeout=WAIT_S)
         except requests.ConnectionError:
             return None
         self.answers[path] = answer.content
@@ -86,7 +88,7 @@ def flower(settings: Settings, log: Path) -> Iterator[Flower]:
 
 def scraped(port: int) -> tuple[Samples, str]:
     asks = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
-    text = requests.get(f"http://127.0.0.1:{port}/metrics", headers=asks, timeout=20).text
+    text = requests.get(f"http://127.0.0.1:{port}/metrics", headers=asks, timeout=WAIT_S).text
     families = list(text_string_to_metric_families(text))
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -146,6 +148,7 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
             wait_until(lambda: page.shows(worker.name), "Flower sees the worker")
             fleet.enqueue(run, prompts_file(tmp_path / "p.jsonl", 60), batch_size=10)
             wait_until(lambda: len(page.tasks()) >= 3, "Flower sees tasks")
+            dial(port_of(worker), {"slow": 100.0})  # the run must not end before it is looked at
             tasks = page.tasks()
             assert {task["name"] for task in tasks} == {"dflashq.generate"}
             assert {task["worker"] for task in tasks} == {worker.name}
@@ -156,6 +159,7 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
             assert info is not None
             assert "broker_url" in info.text
             during, during_text = scraped(port)
+            dial(port_of(worker), {"slow": 1.0})
             page.process.kill()  # nobody asked Flower
             page.process.wait()
             fleet.wait_finished(run)
@@ -185,6 +189,12 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
             }
             assert_no_secret(fleet, tmp_path, seen)
             fleet.assert_no_orphans()
+
+
+def port_of(worker: Worker) -> int:
+    engine = engine_of(worker)
+    assert engine is not None
+    return engine_port(engine)
 
 
 def assert_metrics(during: Samples, after: Samples, worker: str, run: str) -> None:
@@ -276,7 +286,7 @@ def test_an_engine_lost_for_good_is_told_though_the_worker_leaves(
         worker = fleet.start("w0")
         engine = next(p for p in worker.family() if "tests.emulated" in " ".join(p.cmdline()))
         engine.kill()
-        assert worker.process.wait(60) == 70
+        assert worker.process.wait(WAIT_S) == 70
         [row] = [json.loads(line) for line in path.read_text().splitlines()]
         assert (row["event"], row["worker"]) == ("engine_lost", worker.name)
         fleet.workers.clear()

@@ -13,6 +13,7 @@ from celery import Celery
 from dflashq.config import Settings
 from tests.emulated import emulated_profile
 from tests.fleet.fleet import Fleet, Worker, kept, prompts_file, wait_until
+from tests.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
@@ -32,7 +33,7 @@ def test_an_engine_that_dies_too_often_ends_the_worker_with_70(
             engine = engines(worker.process.pid)[0]
             os.kill(engine.pid, signal.SIGKILL)
             wait_until(lambda p=engine: not p.is_running(), f"death {deaths}")
-        assert worker.process.wait(60) == 70
+        assert worker.process.wait(WAIT_S) == 70
         status = fleet.ledger.status("lost")
         assert not status.leased
         assert status.pending == 1
@@ -53,7 +54,7 @@ def test_a_consumer_that_takes_no_hints_ends_the_worker_with_75(
         with Celery(broker=fast.broker_url()) as app:
             app.control.cancel_consumer(fleet.profile.queue, destination=[worker.name], reply=True)
         fleet.enqueue("waits", prompts_file(tmp_path / "b.jsonl", 20), batch_size=20)
-        assert worker.process.wait(60) == 75
+        assert worker.process.wait(WAIT_S) == 75
         assert not fleet.ledger.status("deaf").leased
         assert "the consumer has taken no hint" in worker.tail(80)
         fleet.assert_no_orphans()

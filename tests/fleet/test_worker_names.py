@@ -21,6 +21,7 @@ from tests.fleet.fleet import (
     requests,
     wait_until,
 )
+from tests.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
@@ -83,7 +84,7 @@ def test_twins_whose_engine_never_starts_cost_the_healthy_one_nothing(
             log = tmp_path / f"twin-{number}.log"
             twin = Worker(fast, broken, "gpu0", log, host=host)
             fleet.workers.append(twin)
-            assert twin.process.wait(60) == 2, twin.tail()
+            assert twin.process.wait(WAIT_S) == 2, twin.tail()
             fleet.workers.remove(twin)
             assert "a worker named gpu0@test is alive on host" in twin.tail()
             now = healthy.row()
@@ -128,7 +129,7 @@ def test_a_frozen_worker_that_was_replaced_ends_and_leaves_all_to_the_other(
         frozen.signal(signal.SIGSTOP)
         other = fleet.start("gpu0", host="another-host")
         frozen.signal(signal.SIGCONT)
-        assert frozen.process.wait(60) == 1, frozen.tail()
+        assert frozen.process.wait(WAIT_S) == 1, frozen.tail()
         assert "another one has its name now" in frozen.log.read_text()
         fleet.workers.remove(frozen)
         assert other.row() is not None, "its row was retired by the other"

@@ -14,7 +14,8 @@ import requests
 from dflashq.engine.profiles import load_profile
 from tests.emulated import EmulatedEngine, emulated_profile, prompt_hash
 from tests.emulated.answers import Lengths
-from tests.emulated.asking import CLOSE, END, Row, ask, ask_many, body, metric, wait_until
+from tests.emulated.asking import CLOSE, END, Row, ask, ask_many, body, metric
+from tests.wait import WAIT_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_lengths() -> None:
     ],
 )
 def test_refusals(engine: EmulatedEngine, sent: Row, says: str) -> None:
-    answer = requests.post(f"{engine.url}/generate", json=sent, timeout=5)
+    answer = requests.post(f"{engine.url}/generate", json=sent, timeout=WAIT_S)
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
 
@@ -128,17 +129,20 @@ def test_a_fuller_batch_is_slower_for_each() -> None:
     with EmulatedEngine(
         slots=8, token_ms=1, token_ms_per_running=1, lengths="fixed:40", end_id=END
     ) as one:
-        alone = ask_many(one, [[1]])[0]["meta_info"]["e2e_latency"]
-        together = ask_many(one, [[n] for n in range(2, 10)])
-    assert all(row["meta_info"]["e2e_latency"] > 4 * alone for row in together)
+        one.set_faults(hang=True)
 
+        async def run() -> list[Row]:
+            asking = asyncio.create_task(
+                asyncio.to_thread(ask_many, one, [[n] for n in range(1, 9)])
+            )
+            full = lambda: one.stats()["running"] == 8  # noqa: E731
+            await asyncio.to_thread(wait_until, full, "the batch is full")
+            await asyncio.to_thread(one.set_faults, hang=False)
+            return await asking
 
-def test_many_long_answers_cost_little() -> None:
-    with EmulatedEngine(slots=512, token_ms=0.5, lengths="fixed:4000", end_id=END) as big:
-        rows = ask_many(big, [[3, n] for n in range(512)], limit=5000)
-        used = sum(map(int, Path(f"/proc/{big.pid}/stat").read_text().split()[13:15])) / 100
-    assert {row["meta_info"]["completion_tokens"] for row in rows} == {4000}
-    assert used < 6.0, f"{used} s of processor time for two million ids"
+        together = asyncio.run(run())
+    # 40 ids in steps of 8 ms; one that runs alone needs 40 ms.
+    assert all(row["meta_info"]["e2e_latency"] >= 0.3 for row in together)
 
 
 def test_counters_move_while_a_request_runs(engine: EmulatedEngine) -> None:
@@ -196,20 +200,20 @@ def test_abort_is_by_prefix_and_answers_200_with_what_there_is() -> None:
 
 
 def test_server_info_and_health(engine: EmulatedEngine) -> None:
-    info = requests.get(f"{engine.url}/server_info", timeout=5).json()
+    info = requests.get(f"{engine.url}/server_info", timeout=WAIT_S).json()
     assert info["version"] == "0.5.23"
     assert info["context_length"] == 1000
     assert info["speculative_algorithm"] == "EAGLE"
     assert info["internal_states"][0]["effective_max_running_requests_per_dp"] == 4
-    assert requests.get(f"{engine.url}/health", timeout=5).status_code == 200
+    assert requests.get(f"{engine.url}/health", timeout=WAIT_S).status_code == 200
     engine.set_faults(health_503=True)
-    assert requests.get(f"{engine.url}/health", timeout=5).status_code == 503
+    assert requests.get(f"{engine.url}/health", timeout=WAIT_S).status_code == 503
     assert ask(engine, [4]).status_code == 200
 
 
 def test_server_info_can_lie() -> None:
     with EmulatedEngine(speculation="none", server_info={"max_running_requests": 48}) as odd:
-        info = requests.get(f"{odd.url}/server_info", timeout=5).json()
+        info = requests.get(f"{odd.url}/server_info", timeout=WAIT_S).json()
         row = ask(odd, [1]).json()
     assert info["speculative_algorithm"] is None
     assert info["speculative_num_steps"] is None

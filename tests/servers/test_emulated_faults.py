@@ -18,10 +18,11 @@ from dflashq.core.model import Checks, Generation
 from dflashq.core.output import Output
 from tests.emulated import EmulatedEngine, prompt_hash, read_stats
 from tests.emulated.answers import Lengths, Voice
-from tests.emulated.asking import CLOSE, END, Row, ask, ask_many, body, metric, wait_until
+from tests.emulated.asking import CLOSE, END, Row, ask, ask_many, body, metric
 from tests.emulated.faults import CONTENT, Faults
 from tests.emulated.profile import token_options
 from tests.emulated.refusals import ERRS, REFUSED
+from tests.wait import WAIT_S, wait_until
 
 NO_ANSWER = ("http_400", "refused", "hang_requests")
 STREAMED = {"stream": True, "sampling_params": {"max_new_tokens": 200, "stream_interval": 4}}
@@ -158,6 +159,15 @@ def test_a_refused_share_is_the_same_prompts_in_every_request(engine: EmulatedEn
     assert after["refused"] - before["refused"] == 2 * answered[0].count(403)
 
 
+def test_a_gateway_refuses_marked_prompts_each_in_its_way(engine: EmulatedEngine) -> None:
+    engine.set_faults(refused_marks=[([21, 22], 403), ([23, 24], "close"), ([25, 26], "status")])
+    assert ask(engine, [1, 21, 22, 2]).status_code == 403
+    assert ask(engine, [1, 25, 26, 2]).status_code == 500
+    assert ask(engine, [1, 21, 2, 22]).status_code == 200
+    with pytest.raises(requests.ConnectionError):
+        ask(engine, [1, 23, 24])
+
+
 def test_a_gateway_refuses_what_is_too_long_for_it(engine: EmulatedEngine) -> None:
     engine.set_faults(refused_over=3, refused_status=413)
     assert [ask(engine, [17] * n).status_code for n in (2, 3, 4, 5)] == [200, 200, 413, 413]
@@ -198,7 +208,7 @@ def test_chat_completions_are_refused_alike(tiny_model: Path) -> None:
 
     def chat() -> requests.Response:
         chat_url = f"{server.url}/v1/chat/completions"
-        return requests.post(chat_url, json={"messages": messages}, timeout=20)
+        return requests.post(chat_url, json={"messages": messages}, timeout=WAIT_S)
 
     with EmulatedEngine(**options) as server:
         assert chat().status_code == 200
@@ -232,7 +242,7 @@ def test_a_hang_stops_tokens_but_not_health(engine: EmulatedEngine) -> None:
     engine.set_faults(hang=True)
     with pytest.raises(requests.Timeout):
         requests.post(f"{engine.url}/generate", json=body([13]), timeout=0.5)
-    assert requests.get(f"{engine.url}/health", timeout=5).status_code == 200
+    assert requests.get(f"{engine.url}/health", timeout=WAIT_S).status_code == 200
     still = metric(engine, "realtime_tokens_total|decode")
     assert metric(engine, "realtime_tokens_total|decode") == still
 
@@ -245,7 +255,7 @@ def test_poison_kills_the_process_as_a_crash_does(tmp_path: Path) -> None:
         with pytest.raises(requests.ConnectionError):
             ask(first, [1, 66, 67, 2])
         assert first.process is not None
-        assert first.process.wait(5) == -signal.SIGKILL
+        assert first.process.wait(WAIT_S) == -signal.SIGKILL
     with EmulatedEngine(**options) as second:
         ask(second, [66, 1, 67])
     tally = read_stats(log)
@@ -262,7 +272,7 @@ def test_crash_after_answers() -> None:
         with pytest.raises(requests.ConnectionError):
             ask(brittle, [2])
         assert brittle.process is not None
-        assert brittle.process.wait(5) == -signal.SIGKILL
+        assert brittle.process.wait(WAIT_S) == -signal.SIGKILL
 
 
 def test_start_faults() -> None:
@@ -287,5 +297,5 @@ def test_sigterm_drains() -> None:
 
         rows = asyncio.run(run())
         assert polite.process is not None
-        assert polite.process.wait(10) == 0
+        assert polite.process.wait(WAIT_S) == 0
     assert [row["meta_info"]["finish_reason"]["type"] for row in rows] == ["stop"] * 3

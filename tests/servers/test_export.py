@@ -374,6 +374,10 @@ def test_the_command_says_what_it_did(
         assert result.exit_code == code, (result.output, result.exception)
         return result.output
 
+    def answer(*args: str) -> Any:
+        """What a command with --json says on its output: its progress goes elsewhere."""
+        return json.loads(CliRunner().invoke(root, [*args, "--json"]).stdout)
+
     mixing = ("export", "r", "--to", "specforge", "--out", "x", "--mix", "coding=3,general=1")
     shown = call(*mixing, "--mix-tokens", "400")
     assert "mix: coding: 60.0%, 120 of 120 tokens, quota 300, SHORT by 180" in shown
@@ -381,13 +385,13 @@ def test_the_command_says_what_it_did(
     assert "mix: math has no share: 5 rows left out" in shown
     assert "everything was there already" in call(*mixing, "--mix-tokens", "400")
     assert "asked 500" in call(*mixing, "--mix-tokens", "500", code=2)
-    told = json.loads(call("export", "r", "--to", "parquet", "--out", "y", "--json"))
+    told = answer("export", "r", "--to", "parquet", "--out", "y")
     assert told["rows"] == 13
     for wrong in ("coding", "coding=x", "coding=0", "a=1,a=2", "=inf"):
         assert "is no share" in call(*mixing[:-1], wrong, code=2)
     assert "4 batches written, 13 rows in all" in call("rows", "r")
     assert "4 batches had rows before" in call("rows", "r")
-    assert json.loads(call("rows", "r", "--hint", "--json"))["there"] == 4
+    assert answer("rows", "r", "--hint")["there"] == 4
 
 
 def test_a_hint_that_fails_is_told_and_the_next_is_served(fleet: Fleet, record: RunRecord) -> None:

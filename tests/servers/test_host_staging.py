@@ -16,6 +16,7 @@ from dflashq.config import Settings
 from dflashq.core.errors import DflashqError
 from dflashq.operations import room, staging
 from dflashq.operations.staging import staged
+from tests.wait import WAIT_S
 
 USER = (
     "import sys; from pathlib import Path; from dflashq.operations.staging import staged\n"
@@ -49,11 +50,11 @@ class User:
         return Path(self.process.stdout.readline().strip())
 
     def leave(self) -> None:
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=WAIT_S)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=WAIT_S)
 
 
 def silent(_line: str) -> None:

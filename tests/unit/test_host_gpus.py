@@ -11,6 +11,7 @@ from dflashq.core.errors import ConfigError, DflashqError, EngineError
 from dflashq.operations import host_up
 from dflashq.operations.host_gpus import Gpu, listed, visible
 from dflashq.operations.host_worker import WorkerProcess, pause_s
+from tests.wait import WAIT_S
 
 ZERO = Gpu("0", "GPU-aaaa1111-0000", "RTX PRO 6000", False)
 ONE = Gpu("1", "GPU-bbbb2222-0000", "RTX PRO 6000", False)
@@ -98,7 +99,7 @@ def test_a_worker_that_lived_long_is_started_soon(tmp_path: Path) -> None:
         process = worker._process
         assert process is not None
         process.kill()
-        process.wait(10)
+        process.wait(WAIT_S)
         assert worker.ended(start + (500 if start == 1000.0 else 1)) == -9
         assert worker.deaths == deaths
     assert not worker.over
@@ -112,7 +113,7 @@ def test_a_large_log_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     worker.start(0.0, {"PATH": ""})
     assert (tmp_path / "worker-gpu0.log.1").read_text() == "12345"
     worker._process.kill()  # type: ignore[union-attr]
-    worker._process.wait(10)  # type: ignore[union-attr]
+    worker._process.wait(WAIT_S)  # type: ignore[union-attr]
 
 
 def test_one_supervisor_a_host(tmp_path: Path) -> None:

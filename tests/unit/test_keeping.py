@@ -14,8 +14,7 @@ from dflashq.ledger.entries import KeptEntry
 from dflashq.stages import keeping
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.keeping import PER_CALL, Keeping
-
-SOON_S = 20.0
+from tests.wait import WAIT_S
 
 
 class Book:
@@ -65,13 +64,13 @@ def test_what_comes_one_by_one_is_written_in_one_call(book: Book, writer: Keepin
     one = attempt("b")
     entries = fill(writer, one, range(PER_CALL - 1))
     assert book.calls == []
-    assert writer.flush(one, SOON_S)
+    assert writer.flush(one, WAIT_S)
     assert book.calls == [entries]
 
 
 def test_a_full_call_waits_for_nobody(book: Book, writer: Keeping) -> None:
     entries = fill(writer, attempt("b"), range(PER_CALL))
-    assert book.heard.acquire(timeout=SOON_S)
+    assert book.heard.acquire(timeout=WAIT_S)
     assert book.calls == [entries]
 
 
@@ -79,9 +78,9 @@ def test_a_flush_of_many_calls_gathers_between_none_of_them(book: Book, writer: 
     one, other = attempt("b"), attempt("c")
     entries = fill(writer, one, range(3 * PER_CALL + 5))
     aside = fill(writer, other, range(1000, 1002))
-    assert writer.flush(one, SOON_S)
+    assert writer.flush(one, WAIT_S)
     assert [row for call in book.calls for row in call if row not in aside] == entries
-    assert writer.flush(other, SOON_S)
+    assert writer.flush(other, WAIT_S)
     assert aside in book.calls
 
 
@@ -90,7 +89,7 @@ def test_what_is_forgotten_while_it_gathers_holds_up_nothing(book: Book, writer:
     fill(writer, gone, range(3))
     writer.forget(gone)
     entries = fill(writer, one, range(3))
-    assert writer.flush(one, SOON_S)
+    assert writer.flush(one, WAIT_S)
     assert book.calls == [entries]
 
 
@@ -98,7 +97,7 @@ def test_a_beginning_is_told_at_once(book: Book, writer: Keeping) -> None:
     one = attempt("b")
     writer.begin(one)
     writer.begin(one)
-    assert book.heard.acquire(timeout=SOON_S)
+    assert book.heard.acquire(timeout=WAIT_S)
     assert book.begun == [one.lease]
     assert book.calls == []
 

@@ -69,7 +69,7 @@ def test_rejected_prompts_run_again_by_reason(stage: Stage, sampled: Sampled) ->
     stage.look()
     done = stage.post("/runs/r/backfill", {"what": "rejected", "reason": "truncated"})
     assert done.status_code == 200
-    wait_until(lambda: "1 revision" in feed(stage)[0]["text"], "the feed tells the end", 20)
+    wait_until(lambda: "1 revision" in feed(stage)[0]["text"], "the feed tells the end")
     assert "put 1 rejected prompt back to work" in feed(stage)[0]["text"]
     assert "batch-000000.r1" in stage.ledger.pending("r")
     stage.look()
