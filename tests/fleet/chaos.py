@@ -5,7 +5,6 @@ Real Redis, S3 and workers, each behind proxies of its own; only the engines are
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -26,7 +25,9 @@ from dflashq.operations.backfill import revive
 from tests.emulated import emulated_profile
 from tests.fleet.arena import Arena, processes
 from tests.fleet.chaos_faults import Chaos
-from tests.fleet.chaos_report import Outcome, account, find_regenerated, recovery
+from tests.fleet.chaos_prompts import expected_reasons, refused_marks, write_prompts
+from tests.fleet.chaos_report import Outcome, account, find_regenerated, note_dead, recovery
+from tests.fleet.chaos_twin import Twins
 from tests.fleet.chaos_watch import Watch
 from tests.fleet.fleet import wait_until
 
@@ -34,11 +35,15 @@ PASSWORD, ACCESS, SECRET, BUCKET = "chaos", "chaos", "chaos-secret-0123", "chaos
 TINY = Path(__file__).parents[1] / "golden" / "tiny-thinking"
 BATCH, RUN_BATCHES, ENOUGH = 100, 4, 6
 FINISH_S = 240.0
+REFUSED = "refused prompts"
 
 
 @contextmanager
-def arena(folder: Path) -> Iterator[Arena]:
-    """Servers, settings and an engine profile of this chaos alone."""
+def arena(folder: Path, *, refusing: bool) -> Iterator[Arena]:
+    """Servers, settings and an engine profile of this chaos alone.
+
+    `refusing`: the engines are behind a gateway that refuses some prompts for ever.
+    """
     with (
         EmbeddedRedis(folder / "redis", free_port(), PASSWORD) as redis,
         EmbeddedS3(folder / "s3", free_s3_port(), ACCESS, SECRET, BUCKET) as s3,
@@ -65,6 +70,7 @@ def arena(folder: Path) -> Iterator[Arena]:
             token_ms=8,
             lengths="uniform:20:200",
             stats_file=stats,
+            faults={"refused_marks": refused_marks(TINY)} if refusing else None,
         )
         with Arena(settings, profile, folder, redis, stats) as made:
             yield made
@@ -73,8 +79,8 @@ def arena(folder: Path) -> Iterator[Arena]:
 class Work:
     """Runs, one after the other, so that there is always something to do."""
 
-    def __init__(self, place: Arena, watch: Watch) -> None:
-        self._arena, self._watch = place, watch
+    def __init__(self, place: Arena, watch: Watch, *, refusing: bool) -> None:
+        self._arena, self._watch, self._refusing = place, watch, refusing
         self.records: list[RunRecord] = []
 
     def top_up(self) -> None:
@@ -88,17 +94,14 @@ class Work:
             return
         run = f"chaos-{len(self.records):03d}"
         path = self._arena.folder / f"{run}.jsonl"
-        with path.open("w") as file:
-            for number in range(BATCH * RUN_BATCHES):
-                turns = 2 if number % 4 == 0 else 1
-                messages = [
-                    {"role": "user", "content": f"{run}: what is {number} plus {turn}?"}
-                    for turn in range(turns)
-                ]
-                file.write(json.dumps({"id": f"p{number}", "messages": messages}) + "\n")
+        write_prompts(path, run, BATCH * RUN_BATCHES)
         record = self._arena.enqueue(run, path, batch_size=BATCH)
         self.records.append(record)
         self._watch.runs[run] = [batch.name for batch in record.batches]
+
+    def expected(self, record: RunRecord) -> dict[int, str]:
+        """The reasons of the prompts of a run that must be rejected, by index."""
+        return expected_reasons(record.prompts, refusing=self._refusing)
 
     def unfinished(self) -> list[str]:
         ledger = self._arena.ledger
@@ -117,8 +120,11 @@ def storm(
     """Harm until the minutes are over (or so many kills are done), then let the fleet finish."""
     began = said = time.monotonic()
     while (chaos.kills < kills) if kills else (time.monotonic() - began < minutes * 60):
-        work.top_up()
         chaos.tick()
+        if chaos.refusing:
+            time.sleep(0.1)
+            continue
+        work.top_up()
         if time.monotonic() - said > say_every_s:
             said = time.monotonic()
             click.echo(
@@ -135,12 +141,11 @@ def storm(
     wait_until(finished, "the fleet has finished its runs", FINISH_S)
 
 
-def judge(place: Arena, work: Work, watch: Watch) -> Outcome:
+def judge(place: Arena, work: Work, watch: Watch, outcome: Outcome) -> Outcome:
     """The oracle on every run, and the engines' own count of requests."""
-    outcome = Outcome()
     batch_of: dict[tuple[str, str], str] = {}
     for record in work.records:
-        found = account(place, record, outcome)
+        found = account(place, record, work.expected(record), outcome)
         batch_of |= {(record.name, prompt): batch for prompt, batch in found.items()}
     find_regenerated(place.stats, watch.seen, batch_of, outcome)
     return outcome
@@ -157,18 +162,23 @@ def stop_all(place: Arena, outcome: Outcome) -> None:
         outcome.problems.append(f"{len(left)} processes are left: {left}")
 
 
-def show(outcome: Outcome, chaos: Chaos, watch: Watch, revived: int) -> None:
+def show(outcome: Outcome, chaos: Chaos, twins: Twins, watch: Watch, revived: int) -> None:
     """The report; its last line is the summary."""
     for name, count in sorted(chaos.faults.items()):
         click.echo(f"{count:5d}  {name}")
+    ends = ", ".join(f"{n} x {code}" for code, n in sorted(twins.exits.items())) or "none"
+    click.echo(f"exits of twins by code: {ends}")
     codes = ", ".join(f"{n} x {code}" for code, n in sorted(chaos.exits.items())) or "none"
     click.echo(f"exits of workers by code: {codes}")
     for line in recovery(watch.seen):
         click.echo(f"recovery: {line}")
     click.echo(
         f"seen kept: {len(watch.seen.kept)} generations in {watch.seen.samples} looks; "
+        f"refused prompts rejected: {outcome.refused}; "
         f"innocents rejected as engine_crash: {outcome.crashed}; dead batches revived: {revived}"
     )
+    for line in outcome.dead:
+        click.echo(f"dead: {line}")
     for line in [*outcome.problems, *outcome.again[:20]]:
         click.echo(f"wrong: {line}")
     click.echo(
@@ -179,27 +189,38 @@ def show(outcome: Outcome, chaos: Chaos, watch: Watch, revived: int) -> None:
     )
 
 
-def run_chaos(folder: Path, *, minutes: float, kills: int, seed: int, workers: int) -> Outcome:
-    """The whole of it in `folder`; prints its report."""
-    names = [f"w{number}" for number in range(workers)]
-    with arena(folder) as place, Watch(place.settings) as watch:
+def run_chaos(
+    folder: Path,
+    *,
+    minutes: float,
+    kills: int,
+    seed: int,
+    workers: int,
+    without: frozenset[str] = frozenset(),
+) -> Outcome:
+    """The whole of it in `folder`, but for the faults named in `without`; prints its report."""
+    names, refusing = [f"w{number}" for number in range(workers)], REFUSED not in without
+    with arena(folder, refusing=refusing) as place, Watch(place.settings) as watch:
         for name in names:
             place.launch(name)
         place.bring_up(*names)
-        work, chaos = Work(place, watch), Chaos(place, names, watch, seed)
+        work, twins = Work(place, watch, refusing=refusing), Twins(place, watch, TINY)
+        chaos = Chaos(place, names, watch, twins, seed=seed, without=without)
+        outcome, revived = Outcome(), 0
         try:
             storm(place, work, chaos, minutes=minutes, kills=kills)
-        except AssertionError as exc:
-            outcome = judge(place, work, watch)
-            outcome.problems.append(str(exc))
-        else:
+            for record in work.records:
+                note_dead(place, record.name, outcome)
             revived = work.revive_dead()
             wait_until(lambda: not work.unfinished(), "what was revived is done", FINISH_S)
-            outcome = judge(place, work, watch)
+        except AssertionError as exc:
+            outcome.problems.append(str(exc))
+            judge(place, work, watch, outcome)
+        else:
+            judge(place, work, watch, outcome)
             stop_all(place, outcome)
-            show(outcome, chaos, watch, revived)
-            return outcome
-        show(outcome, chaos, watch, 0)
+        outcome.problems += twins.problems
+        show(outcome, chaos, twins, watch, revived)
         return outcome
 
 
@@ -208,12 +229,22 @@ def run_chaos(folder: Path, *, minutes: float, kills: int, seed: int, workers: i
 @click.option("--kills", default=0, help="Harm until so many kills instead.")
 @click.option("--seed", default=0, help="Of the faults and their times.")
 @click.option("--workers", default=4)
+@click.option("--without", multiple=True, help="Leave a fault out, by its name in the report.")
 @click.option("--keep", is_flag=True, help="Keep the folder with the logs.")
-def main(minutes: float, kills: int, seed: int, workers: int, keep: bool) -> None:
+def main(
+    minutes: float, kills: int, seed: int, workers: int, without: tuple[str, ...], keep: bool
+) -> None:
     """Kill, stop and cut off a fleet at random, then prove that nothing came of it."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     click.echo(f"seed {seed}, {workers} workers, logs in {folder}")
-    outcome = run_chaos(folder, minutes=minutes, kills=kills, seed=seed, workers=workers)
+    outcome = run_chaos(
+        folder,
+        minutes=minutes,
+        kills=kills,
+        seed=seed,
+        workers=workers,
+        without=frozenset(without),
+    )
     if outcome.clean and not keep:
         shutil.rmtree(folder)
     sys.exit(0 if outcome.clean else 1)

@@ -11,13 +11,27 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from tests.fleet.arena import Arena, engine_of
+import psutil
+
+from tests.fleet.arena import Arena, dialled, engine_of
+from tests.fleet.chaos_twin import Twins
 from tests.fleet.chaos_watch import Watch
 from tests.fleet.proxy import Proxy
+from tests.wait import WAIT_S
 
 PAUSE_S = (0.8, 2.6)  # between two faults
 BACK_S = (1.0, 3.0)  # until a dead worker is started again
+TWIN_LOOK_S = 0.2  # between two looks whether a twin has ended
+DEAD_PORT = 1  # nobody listens there
+# Everything that an engine may answer when it only errs; with 429 it says when to come again.
+ERRS: tuple[dict[str, object], ...] = (
+    {"every_status": 500},
+    {"every_status": 429, "retry_after_s": 1.0},
+    {"every_status": 503, "retry_after_s": 1.0},
+)
+WELL: dict[str, object] = {"every_status": 0, "retry_after_s": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +43,24 @@ class Kind:
     act: Callable[[str], None]
     kill: bool = False
     everybody: bool = False
+    quiet: bool = False  # nothing happens to everybody meanwhile
 
 
 class Chaos:
     """Does harm to an arena, one seeded fault after the other. Not thread-safe: call `tick`."""
 
-    def __init__(self, arena: Arena, names: list[str], watch: Watch, seed: int) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        names: list[str],
+        watch: Watch,
+        twins: Twins,
+        *,
+        seed: int,
+        without: frozenset[str] = frozenset(),
+    ) -> None:
         self._arena, self._names, self._watch = arena, names, watch
+        self._twins = twins
         self._rng = random.Random(seed)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -45,7 +70,8 @@ class Chaos:
         self.faults: Counter[str] = Counter()
         self.exits: Counter[int] = Counter()
         self.kills = 0
-        self._kinds = self._catalogue()
+        self.refusing = False  # Redis takes no write now, not even one of the chaos
+        self._kinds = [kind for kind in self._catalogue() if kind.name not in without]
 
     def _catalogue(self) -> list[Kind]:
         return [
@@ -62,6 +88,10 @@ class Chaos:
             Kind("Redis out of reach", 0.7, self._cut_redis, everybody=True),
             Kind("S3 answers 503", 0.7, self._s3_503, everybody=True),
             Kind("S3 out of reach", 0.7, self._cut_s3, everybody=True),
+            Kind("Redis refuses writes", 1, self._refuse_writes, everybody=True),
+            Kind("engine only errs", 2, self._err),
+            Kind("a twin", 1, self._twin, quiet=True),
+            Kind("no descriptors left", 1.5, self._starve),
         ]
 
     def tick(self, *, harm: bool = True) -> None:
@@ -88,6 +118,8 @@ class Chaos:
                 return
             kind.act("everybody")
         else:
+            if kind.quiet and "everybody" in self._busy:
+                return
             free = [n for n in self._names if n not in self._busy | self._away]
             fit = [n for n in free if engine_of(self._arena.named[n])]
             # One that boots is hit too, now and then; one at least is left to go on.
@@ -143,7 +175,7 @@ class Chaos:
         for process in reversed(worker.family()):
             with contextlib.suppress(Exception):  # it may be gone already
                 process.kill()
-        worker.process.wait(10)
+        worker.process.wait(WAIT_S)
 
     # --- stops
 
@@ -210,3 +242,62 @@ class Chaos:
         self._arena.redis.kill()
         time.sleep(self._rng.uniform(0.1, 1.0))  # the outage itself
         self._arena.redis.start()
+
+    def _refuse_writes(self, _who: str) -> None:
+        """As a Redis without replicas, or one that a failover made a replica, answers writes."""
+        with self._arena.redis.client() as client:
+            if self._rng.random() < 0.5:
+                client.config_set("min-replicas-to-write", 1)
+            else:
+                client.replicaof("127.0.0.1", DEAD_PORT)
+        self.refusing = True
+        self._lasting("everybody", self._rng.uniform(1, 6), self._take_writes)
+
+    def _take_writes(self) -> None:
+        with self._arena.redis.client() as client:
+            client.config_set("min-replicas-to-write", 0)
+            client.replicaof("NO", "ONE")
+        self.refusing = False
+
+    # --- engines, twins, limits
+
+    def _err(self, name: str) -> None:
+        engine = engine_of(self._arena.named[name])
+        if engine is not None and dialled(engine, self._rng.choice(ERRS)):
+            self._lasting(name, self._rng.uniform(2, 8), partial(self._make_well, engine))
+
+    def _make_well(self, engine: psutil.Process) -> None:
+        dialled(engine, WELL)  # one that has died comes back without faults
+
+    def _twin(self, name: str) -> None:
+        """One to three twins, one after the other, as a supervisor would start them."""
+        self._busy |= {name, "everybody"}
+        self._start_twin(name, self._rng.randint(1, 3))
+
+    def _start_twin(self, name: str, left: int) -> None:
+        ended = self._twins.start(name)
+
+        def look() -> None:
+            if not ended():
+                self._later(TWIN_LOOK_S, look)
+            elif left > 1:
+                self._start_twin(name, left - 1)
+            else:
+                self._busy -= {name, "everybody"}
+
+        self._later(TWIN_LOOK_S, look)
+
+    def _starve(self, name: str) -> None:
+        """Leave a worker a descriptor or two, or none."""
+        worker = self._arena.named[name]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(worker.process.pid)
+            soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+            few = process.num_fds() + self._rng.randint(0, 2)
+            process.rlimit(psutil.RLIMIT_NOFILE, (few, hard))
+
+            def restore() -> None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+
+            self._lasting(name, self._rng.uniform(2, 6), restore)

@@ -17,6 +17,9 @@ from tests.fleet.chaos_watch import Seen
 
 # A request may be on its way to the engine while the answer to another one is being kept.
 TOLERANCE_S = 0.25
+CRASH = "engine_crash"
+# What the ledger says of an attempt that ended with its worker.
+KILLED = ("fell silent past its lease", "died and came back", "started anew")
 
 
 @dataclass(slots=True)
@@ -29,6 +32,8 @@ class Outcome:
     doubled: int = 0
     regenerated: int = 0
     crashed: int = 0
+    refused: int = 0
+    dead: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
 
@@ -37,9 +42,43 @@ class Outcome:
         return not (self.lost or self.doubled or self.regenerated or self.problems)
 
 
-def account(arena: Arena, record: RunRecord, outcome: Outcome) -> dict[str, str]:
-    """Count every index of a run on S3, by listing; batch by hash of all committed generations."""
+def note_dead(arena: Arena, run: str, outcome: Outcome) -> None:
+    """Every dead batch with its reason; a problem unless kills alone have ended its attempts."""
+    for batch, reason in arena.ledger.status(run).dead.items():
+        outcome.dead.append(f"{run}/{batch}: {reason}")
+        story = [row["what"] for row in arena.ledger.story(run, batch)]
+        kills = sum(map(is_kill, story))
+        if not is_kill(reason) or kills < arena.settings.attempts:
+            outcome.problems.append(f"{run}/{batch} is dead without {kills=}: {story}")
+
+
+def is_kill(sentence: str) -> bool:
+    """Whether a line of a batch's story says that its holder was killed, or was as good as that."""
+    return any(words in sentence for words in KILLED)
+
+
+def check_rejections(run: str, reasons: dict[int, str], expected: dict[int, str]) -> str:
+    """What is wrong with the rejections of a run, by index; empty when nothing is.
+
+    A prompt in flight at the deaths of its engines may be refused for that, whichever it is.
+    """
+    counted = {index: reason for index, reason in reasons.items() if reason != CRASH}
+    missing = {n: why for n, why in expected.items() if n not in reasons}
+    others = {n: why for n, why in counted.items() if expected.get(n) != why}
+    if not missing and not others:
+        return ""
+    return f"{run}: not rejected: {missing}, wrongly rejected: {others}"
+
+
+def account(
+    arena: Arena, record: RunRecord, expected: dict[int, str], outcome: Outcome
+) -> dict[str, str]:
+    """Count every index of a run on S3, by listing; batch by hash of all committed generations.
+
+    `expected` are the reasons of the prompts that must be rejected.
+    """
     homes: Counter[int] = Counter()
+    reasons: dict[int, str] = {}
     batch_of: dict[str, str] = {}
     for key in arena.blobs.list(keys.completions_prefix(record.name)):
         batch = key.rpartition("/")[2].removesuffix(".jsonl.zst")
@@ -48,9 +87,14 @@ def account(arena: Arena, record: RunRecord, outcome: Outcome) -> dict[str, str]
         rows += list(rejected_rows(arena.blobs, ref)) if ref is not None else []
         homes.update(row["index"] for row in rows)
         for row in rows:
-            outcome.crashed += row.get("reason") == "engine_crash"
+            if row.get("reason"):
+                reasons[row["index"]] = row["reason"]
             for generation in row.get("generations", ()):
                 batch_of[prompt_hash(generation["prompt_ids"])] = batch
+    outcome.crashed += sum(reason == CRASH for reason in reasons.values())
+    outcome.refused += sum(reasons.get(n) == why for n, why in expected.items())
+    if wrong := check_rejections(record.name, reasons, expected):
+        outcome.problems.append(wrong)
     outcome.prompts += record.prompts
     outcome.batches += len(record.batches)
     outcome.lost += len(set(range(record.prompts)) - set(homes))

@@ -17,6 +17,7 @@ from dflashq.ledger.connection import connect
 from tests.emulated import prompt_hash
 
 PERIOD_S = 0.3
+Held = tuple[str, str, str]  # run, batch and fence of a lease
 
 
 @dataclass(slots=True)
@@ -69,14 +70,25 @@ class Watch:
     def lost(self, worker: str) -> None:
         """A fault takes this worker's leases away now."""
         now = time.time()
+        held = self.held(worker)
         with self._lock:
-            for run in self.runs:
-                held = self._leases(run)
-                self.seen.losses += [
-                    Loss(run, batch, fence, now)
-                    for batch, (fence, owner) in held.items()
-                    if owner == worker
-                ]
+            self.seen.losses += [Loss(run, batch, fence, now) for run, batch, fence in held]
+
+    def held(self, worker: str) -> set[Held]:
+        """The leases that this worker holds now."""
+        with self._lock:
+            return {
+                (run, batch, fence)
+                for run in self.runs
+                for batch, (fence, owner) in self._leases(run).items()
+                if owner == worker
+            }
+
+    def is_done(self, lease: Held) -> bool:
+        """Whether the batch of a lease is done."""
+        run, batch, _ = lease
+        with self._lock:
+            return bool(self._redis.hexists(keys.redis_run(run, "done"), batch))
 
     def _watch(self) -> None:
         while not self._stop.wait(PERIOD_S):

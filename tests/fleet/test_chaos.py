@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from tests.fleet.arena import Arena
 from tests.fleet.chaos import run_chaos
-from tests.fleet.chaos_report import Outcome, find_regenerated, recovery
+from tests.fleet.chaos_prompts import REFUSALS, expected_reasons, refusal_of
+from tests.fleet.chaos_report import (
+    Outcome,
+    check_rejections,
+    find_regenerated,
+    note_dead,
+    recovery,
+)
 from tests.fleet.chaos_watch import Loss, Seen
 
 
@@ -44,6 +54,63 @@ def test_recovery_counts_from_the_fault_to_the_next_holder() -> None:
     assert lines[0] == "4 leases taken away, 1 for good"
     assert lines[1] == "free again after 3.0 s (median), 3.0 s (max)"
     assert lines[2] == "at work again after 5.0 s (median), 6.0 s (max)"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "wrong"),
+    [
+        ({7: "engine_error"}, ""),
+        ({7: "engine_error", 3: "engine_crash"}, ""),
+        ({7: "engine_crash"}, ""),
+        ({}, "not rejected: {7: 'engine_error'}"),
+        ({7: "refused_input"}, "wrongly rejected: {7: 'refused_input'}"),
+        ({7: "engine_error", 3: "engine_error"}, "wrongly rejected: {3: 'engine_error'}"),
+    ],
+)
+def test_exactly_the_refused_prompts_must_be_rejected(reasons: dict[int, str], wrong: str) -> None:
+    found = check_rejections("run", reasons, {7: "engine_error"})
+    assert wrong in found
+    assert bool(found) == bool(wrong)
+
+
+def test_every_way_of_refusing_is_in_every_run() -> None:
+    expected = expected_reasons(400, refusing=True)
+    assert {refusal_of(index) for index in expected} == set(REFUSALS)
+    assert len(expected) == 10
+    assert expected_reasons(400, refusing=False) == {}
+
+
+class DeadBatch:
+    """A ledger of one run with one dead batch."""
+
+    def __init__(self, *story: str) -> None:
+        self._story = story
+
+    def status(self, _run: str) -> SimpleNamespace:
+        return SimpleNamespace(dead={"batch-000000": self._story[-1]})
+
+    def story(self, _run: str, _batch: str) -> list[dict[str, str]]:
+        return [{"what": sentence} for sentence in self._story]
+
+
+SILENT = "worker w0@test fell silent past its lease"
+
+
+@pytest.mark.parametrize(
+    ("story", "is_clean"),
+    [
+        ((SILENT, "the worker drains", SILENT, "worker w0@test died and came back"), True),
+        ((SILENT, SILENT), False),
+        ((SILENT, SILENT, SILENT, "the engine failed 6 times on prompt 7"), False),
+        (("the engine failed 6 times on prompt 7", SILENT, SILENT), False),
+    ],
+)
+def test_only_kills_may_leave_a_batch_dead(story: tuple[str, ...], is_clean: bool) -> None:
+    place = SimpleNamespace(ledger=DeadBatch(*story), settings=SimpleNamespace(attempts=3))
+    outcome = Outcome()
+    note_dead(cast("Arena", place), "run", outcome)
+    assert outcome.clean is is_clean
+    assert outcome.dead == [f"run/batch-000000: {story[-1]}"]
 
 
 @pytest.mark.fleet

@@ -1,0 +1,61 @@
+"""A second worker of a running worker's name, as a crash-looping pod of another host would be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.emulated import emulated_profile
+from tests.fleet.arena import Arena
+from tests.fleet.chaos_watch import Held, Watch
+from tests.fleet.fleet import Worker
+
+NO_ENGINE = "no GPU is here, says the twin's engine"
+
+
+class Twins:
+    """Starts twins; counts how they ended, and what they cost the workers that they copied."""
+
+    def __init__(self, arena: Arena, watch: Watch, model: Path) -> None:
+        self._arena, self._watch = arena, watch
+        self._folder = arena.folder / "twin"
+        self._folder.mkdir()
+        # The same model and queue, so that a twin which is let in would take its work.
+        self._profile = emulated_profile(
+            self._folder,
+            model_dir=model,
+            name=arena.profile.model.id,
+            faults={"exit_at_start": NO_ENGINE},
+        )
+        self.exits: Counter[int] = Counter()
+        self.problems: list[str] = []
+
+    def start(self, name: str) -> Callable[[], bool]:
+        """One twin of the worker `name`; the check that is True once the twin has ended."""
+        worker = self._arena.named[name]
+        held = self._watch.held(worker.name)
+        elsewhere = {
+            "lock_dir": self._folder / "locks",
+            "state_dir": self._folder / "state",
+        }
+        settings = self._arena.lines[name].settings.model_copy(update=elsewhere)
+        twin = Worker(settings, self._profile, name, self._folder / f"{name}.log")
+
+        def ended() -> bool:
+            if twin.process.poll() is None:
+                return False
+            self._account(worker, twin, held)
+            return True
+
+        return ended
+
+    def _account(self, worker: Worker, twin: Worker, held: set[Held]) -> None:
+        self.exits[twin.process.returncode] += 1
+        if twin.process.returncode == 0:
+            self.problems.append(f"a twin of {worker.name} ended with 0: it was let in")
+        if worker.process.poll() is not None:
+            self.problems.append(f"{worker.name} ended while its twin started")
+        for lease in held - self._watch.held(worker.name):
+            if not self._watch.is_done(lease):
+                self.problems.append(f"a twin cost {worker.name} its lease of {lease}")
