@@ -12,6 +12,7 @@ from celery import Celery
 
 from dflashq.config import Settings
 from tests.emulated import emulated_profile
+from tests.fleet.arena import dial, engine_of, engine_port
 from tests.fleet.fleet import Fleet, Worker, kept, prompts_file, wait_until
 from tests.wait import WAIT_S
 
@@ -75,17 +76,20 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
     fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:
     """The first engine decides; a host with other weights leaves the run alone, and says so."""
-    slow = {"token_ms": 20, "lengths": "fixed:100", "slots": 2}
+    few = {"token_ms": 5, "lengths": "fixed:100", "slots": 2}
     profile = emulated_profile(
-        tmp_path, model_dir=tiny_model, server_info={"dtype": "bfloat16"}, **slow
+        tmp_path, model_dir=tiny_model, server_info={"dtype": "bfloat16"}, **few
     )
     folder = tmp_path / "other"
     folder.mkdir()
-    other = emulated_profile(folder, model_dir=tiny_model, server_info={"dtype": "fp8"}, **slow)
+    other = emulated_profile(folder, model_dir=tiny_model, server_info={"dtype": "fp8"}, **few)
     with Fleet(fast, profile, tmp_path) as fleet:
         fleet.enqueue("true", prompts_file(tmp_path / "p.jsonl", 24), batch_size=4)
-        fleet.start("w0")
+        first = fleet.start("w0")
         wait_until(lambda: kept(fleet, "true") > 0, "the run has its first engine")
+        engine = engine_of(first)
+        assert engine is not None
+        dial(engine_port(engine), {"hang": True})  # there is work left when the other one comes
         foreign = Worker(fast, other, "w1", tmp_path / "w1.log")
         fleet.workers.append(foreign)
         foreign.wait_ready()
@@ -93,6 +97,7 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
             lambda: "this engine must not answer for run 'true'" in foreign.log.read_text(),
             "the other engine is refused",
         )
+        dial(engine_port(engine), {"hang": False})
         assert "dtype: the run has 'bfloat16', this engine 'fp8'" in foreign.log.read_text()
         fleet.wait_finished("true")
         fleet.oracle("true")
