@@ -21,8 +21,8 @@ from tests.fleet.fleet import (
     kept_prompts,
     prompts_file,
     requests,
-    wait_until,
 )
+from tests.wait import WAIT_S, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -41,7 +41,7 @@ def refused(settings: Settings, profile: Path, log: Path, limit: int) -> tuple[i
             env=environment(settings),
             stdout=out,
             stderr=subprocess.STDOUT,
-            timeout=90,
+            timeout=WAIT_S,
             check=False,
         )
     return done.returncode, log.read_text(errors="replace")
@@ -143,7 +143,7 @@ def test_a_consumer_that_runs_out_ends_the_worker_which_hands_back(
         before = run_out(worker, redis_server)
         wait_until(lambda: "draining: " in said(worker), "the worker ends")
         limit_files(worker, before)
-        assert worker.process.wait(60) not in (0, 2)
+        assert worker.process.wait(WAIT_S) not in (0, 2)
         assert not fleet.ledger.status("full").leased
         finish(fleet, stats, held)
 
@@ -163,7 +163,7 @@ def test_a_worker_that_stays_without_descriptors_ends_with_75(
         wait_until(lambda: kept(fleet, "full") > 5, "work is kept")
         held = kept_prompts(fleet, "full")
         run_out(worker, redis_server)
-        assert worker.process.wait(60) == 75
+        assert worker.process.wait(WAIT_S) == 75
         assert "a thread has ended for good: thread=clock" in said(worker)
         assert "this worker hands its batches back and exits" in said(worker)
         wait_until(lambda: not any(p.is_running() for p in family), "its engine is gone")

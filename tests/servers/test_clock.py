@@ -12,6 +12,7 @@ import pytest
 
 from dflashq.config import Settings
 from dflashq.core.errors import LedgerRefusedError, LedgerUnreachableError
+from tests.wait import WAIT_S
 from workers import clock as clock_module
 from workers.clock import Clock, ConsumerWatch, RoomWatch
 
@@ -102,7 +103,7 @@ def test_a_thread_of_the_clock_outlives_its_jobs(settings: Settings) -> None:
     jobs["announce"].side_effect = turns.release
     one.start()
     for _ in range(3):
-        assert turns.acquire(timeout=20)
+        assert turns.acquire(timeout=WAIT_S)
     one.stop()
 
 

@@ -7,8 +7,6 @@ import errno
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,7 @@ import pytest
 from dflashq.core import metrics
 from dflashq.system import background
 from dflashq.system.background import OneShotThread, SupervisedThread, report
-
-SOON_S = 20.0
+from tests.wait import WAIT_S, wait_until
 
 
 class PanicError(BaseException):
@@ -36,13 +33,6 @@ def errors(thread: str) -> float:
     return metrics.THREAD_ERRORS.counts().get((thread,), 0)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-
-
 def test_a_turn_that_fails_costs_itself_alone(caplog: pytest.LogCaptureFixture) -> None:
     turns = queue.SimpleQueue[int]()
     numbers = iter(range(10**9))
@@ -55,7 +45,7 @@ def test_a_turn_that_fails_costs_itself_alone(caplog: pytest.LogCaptureFixture) 
     before = errors("t-goes-on")
     thread = SupervisedThread("t-goes-on", turn, pause_s=0.001)
     thread.start()
-    while turns.get(timeout=SOON_S) < 5:
+    while turns.get(timeout=WAIT_S) < 5:
         pass
     thread.stop()
     assert not thread.alive
@@ -103,9 +93,9 @@ def test_one_that_fails_on_end_gives_up_and_says_so(monkeypatch: pytest.MonkeyPa
     thread = SupervisedThread("t-fatal", turn, on_fatal=told.put)
     thread.start()
     assert f"t-fatal cannot go on (it failed {background.FATAL_TURNS} times" in told.get(
-        timeout=SOON_S
+        timeout=WAIT_S
     )
-    until(lambda: not thread.alive, "the thread ends")
+    wait_until(lambda: not thread.alive, "the thread ends")
     assert len(turns) == background.FATAL_TURNS
 
 
@@ -122,7 +112,7 @@ def test_failures_with_successes_between_them_are_not_on_end(
 
     thread = SupervisedThread("t-now-and-then", turn, on_fatal=fatal.append)
     thread.start()
-    until(lambda: len(turns) > 4 * background.FATAL_TURNS, "it goes on")
+    wait_until(lambda: len(turns) > 4 * background.FATAL_TURNS, "it goes on")
     thread.stop()
     assert not fatal
 
@@ -142,7 +132,7 @@ def test_a_failure_after_a_long_good_turn_begins_the_count_anew(
 
     thread = SupervisedThread("t-rarely", turn, on_fatal=fatal.append)
     thread.start()
-    until(lambda: len(turns) > 3 * background.FATAL_TURNS, "it goes on")
+    wait_until(lambda: len(turns) > 3 * background.FATAL_TURNS, "it goes on")
     thread.stop()
     assert not fatal
 
@@ -158,8 +148,8 @@ def test_what_is_no_exception_is_fatal_at_once(kind: type[BaseException]) -> Non
     background.set_fatal_handler(told.put)
     thread = SupervisedThread("t-panic", turn)
     thread.start()
-    assert "the extension panicked" in told.get(timeout=SOON_S)
-    until(lambda: not thread.alive, "the thread ends")
+    assert "the extension panicked" in told.get(timeout=WAIT_S)
+    wait_until(lambda: not thread.alive, "the thread ends")
     assert errors("t-panic") - before == 1
 
 
@@ -167,7 +157,7 @@ def test_a_stop_wakes_it() -> None:
     woken = threading.Event()
     thread = SupervisedThread("t-stop", woken.wait, wake=woken.set)
     thread.start()
-    thread.stop(SOON_S)
+    thread.stop(WAIT_S)
     assert not thread.alive
 
 
@@ -177,15 +167,15 @@ def test_it_may_stop_itself() -> None:
 
     thread = SupervisedThread("t-itself", turn)
     thread.start()
-    until(lambda: not thread.alive, "it ended itself")
+    wait_until(lambda: not thread.alive, "it ended itself")
 
 
 def test_a_stop_cuts_a_pause_short() -> None:
     turned = threading.Event()
     thread = SupervisedThread("t-pause", turned.set, pause_s=600.0)
     thread.start()
-    assert turned.wait(SOON_S)
-    thread.stop(SOON_S)
+    assert turned.wait(WAIT_S)
+    thread.stop(WAIT_S)
     assert not thread.alive
 
 

@@ -132,7 +132,7 @@ def test_what_nobody_expected_is_outlived_and_what_waits_is_kept(
     made = Keeping(exhausted)  # type: ignore[arg-type]
     one = attempt("b")
     entries = fill(made, one, range(3))
-    assert made.flush(one, SOON_S)
+    assert made.flush(one, WAIT_S)
     made.close()
     assert exhausted.calls == [entries]
     assert metrics.THREAD_ERRORS.counts()["keeping",] - errors == 2
@@ -144,6 +144,6 @@ def test_one_batch_that_cannot_be_kept_does_not_hold_up_the_others(book: Book) -
     bad, good = attempt("bad"), attempt("good")
     fill(made, bad, range(3))
     entries = fill(made, good, range(3))
-    assert made.flush(good, SOON_S)
+    assert made.flush(good, WAIT_S)
     made.close()
     assert exhausted.calls == [entries]

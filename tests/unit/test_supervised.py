@@ -7,9 +7,7 @@ import errno
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,23 +23,16 @@ from dflashq.ledger import Lease, LeaseKeeper
 from dflashq.operations.acting import Acting
 from dflashq.operations.observe import Observer
 from dflashq.stages.loop import LoopThread
+from tests.wait import WAIT_S, wait_until
 from workers import metrics as worker_metrics
 from workers.metrics import TextServer
 from workers.steps import ENGINE_LOST, FRESH_START, USAGE, EngineStep, _stop_worker
 
-SOON_S = 20.0
 EXHAUSTED = OSError(errno.EMFILE, "Too many open files")
 
 
 def errors(thread: str) -> float:
     return metrics.THREAD_ERRORS.counts().get((thread,), 0)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def test_a_callback_that_fails_on_the_loop_is_told_and_the_loop_turns_on() -> None:
@@ -71,7 +62,7 @@ def test_a_loop_that_is_thrown_out_of_its_round_goes_on_with_what_it_has(
 
     monkeypatch.setattr(selector, "select", select)
     loop.loop.call_soon_threadsafe(lambda: None)
-    assert waiting.result(SOON_S) == "it came back"
+    assert waiting.result(WAIT_S) == "it came back"
     assert errors("generations") - before == 1
     loop.close()
 
@@ -90,7 +81,7 @@ def test_a_heartbeat_goes_on_after_what_nobody_expected() -> None:
     keeper = LeaseKeeper(Mock(renew=renew, state=lambda _: "active"), 0.03)
     keeper.hold(Lease("run", "b", "", "w", 1), lambda _: None)
     keeper.start()
-    assert beats.acquire(timeout=SOON_S)
+    assert beats.acquire(timeout=WAIT_S)
     keeper.stop()
     assert errors("lease-keeper") - before == 2
 
@@ -117,7 +108,7 @@ def test_an_observer_outlives_an_error_of_its_own_and_shows_it(
     before = errors("observer")
     observer = Observer(Mock(), Mock(workers=Mock(side_effect=KeyError("bug"))), Mock())
     observer.start()
-    until(lambda: errors("observer") - before >= 2, "it looks again")
+    wait_until(lambda: errors("observer") - before >= 2, "it looks again")
     assert "KeyError" in observer.trouble
     observer.stop()
 
@@ -131,7 +122,7 @@ def test_a_rerun_that_breaks_is_told_in_the_feed(monkeypatch: pytest.MonkeyPatch
     acting = Acting(Mock(now_s=lambda: 1.0), Mock(), Mock(), chronicle)
     before = errors("rerun")
     acting.rerun("r", "somebody", None)
-    until(lambda: errors("rerun") - before == 1, "it is counted")
+    wait_until(lambda: errors("rerun") - before == 1, "it is counted")
     assert "could not put them back" in told[-1]
     assert "KeyError" in told[-1]
 
@@ -149,8 +140,8 @@ def test_a_scrape_that_fails_is_told_and_the_next_is_answered() -> None:
     server = TextServer("127.0.0.1", port, text)
     url = f"http://127.0.0.1:{port}/metrics"
     with pytest.raises(OSError):  # noqa: PT011 - the connection ends without an answer
-        urllib.request.urlopen(url, timeout=SOON_S)
-    with urllib.request.urlopen(url, timeout=SOON_S) as answer:
+        urllib.request.urlopen(url, timeout=WAIT_S)
+    with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
         assert answer.read() == b"fine\n"
     server.stop()
     assert errors("metrics") - before == 1
@@ -228,7 +219,7 @@ def test_a_monitor_whose_observer_is_gone_ends_with_a_sentence(repository: Path)
         cwd=repository,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 1, done.stderr
