@@ -9,8 +9,10 @@ import pytest
 
 from dflashq.blobs.commits import rejected_rows
 from dflashq.config import Settings
+from dflashq.engine.render import Renderer
 from tests.emulated import emulated_profile
 from tests.fleet.arena import dial, engine_of, engine_port
+from tests.fleet.chaos_prompts import ids_inside
 from tests.fleet.fleet import Fleet, Worker, prompts_file, requests, wait_until
 
 pytestmark = pytest.mark.fleet
@@ -49,42 +51,51 @@ def rejected(fleet: Fleet, run: str) -> dict[int, tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize(
-    ("how", "status", "words"),
-    [
-        ("status", 500, "HTTP 500"),
-        ("status", 403, "HTTP 403"),
-        ("status", 451, "HTTP 451"),
-        ("status", 429, "HTTP 429"),
-        ("garbage", 500, "no JSON"),
-        ("close", 500, "dropped the request"),
-    ],
-)
-def test_a_gateway_that_refuses_one_prompt_costs_that_prompt_alone(
-    fast: Settings, tmp_path: Path, tiny_model: Path, how: str, status: int, words: str
+WORDS = {
+    500: "HTTP 500",
+    403: "HTTP 403",
+    451: "HTTP 451",
+    429: "HTTP 429",
+    "garbage": "no JSON",
+    "close": "dropped the request",
+}
+
+
+def test_a_gateway_that_refuses_some_prompts_costs_those_alone(
+    fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:
-    """Its batch was dead with 49 answers kept and none of 50 settled."""
-    stats = tmp_path / "stats.jsonl"
+    """One was enough: its batch was dead with 49 answers kept and none of 50 settled."""
+    stats, renderer = tmp_path / "stats.jsonl", Renderer(tiny_model)
+    marks = [f" refused {how} refused" for how in WORDS]
     profile = emulated_profile(
         tmp_path,
         model_dir=tiny_model,
         lengths="uniform:20:60",
         token_ms=2,
         stats_file=stats,
-        faults={"refused_over": LONG, "refused_how": how, "refused_status": status},
+        faults={
+            "refused_marks": [
+                (ids_inside(renderer, mark), how) for mark, how in zip(marks, WORDS, strict=True)
+            ]
+        },
     )
+    path = tmp_path / "p.jsonl"
+    rows = [{"prompt": f"x{mark} x"} for mark in marks]
+    rows += [{"prompt": f"What is {n} plus 1?"} for n in range(24)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with Fleet(fast, profile, tmp_path) as fleet:
-        fleet.enqueue("gate", with_long_prompts(tmp_path / "p.jsonl", 20, 1), batch_size=10)
+        fleet.enqueue("gate", path, batch_size=10)
         fleet.start("w0")
         fleet.wait_finished("gate")
         report = fleet.oracle("gate")
-        assert (report.accepted, dict(report.rejected)) == (19, {"engine_error": 1})
-        [(index, (reason, detail))] = rejected(fleet, "gate").items()
-        assert (index, reason) == (0, "engine_error")
-        assert words in detail
+        assert (report.accepted, dict(report.rejected)) == (24, {"engine_error": len(WORDS)})
+        found = rejected(fleet, "gate")
+        for index, words in enumerate(WORDS.values()):
+            reason, detail = found[index]
+            assert (reason, words in detail) == ("engine_error", True), detail
         assert not fleet.ledger.status("gate").dead
-        once = [count for prompt, count in requests(stats).items() if count == 1]
-        assert len(once) == 19, "nobody else was asked twice"
+        once = [count for count in requests(stats).values() if count == 1]
+        assert len(once) == 24, "nobody else was asked twice"
 
 
 def test_a_prompt_that_fails_on_one_engine_is_tried_on_a_second(
