@@ -35,6 +35,7 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
+    broker_channel_error_retry=True,  # a refusal, as in a failover, is waited out like an outage
     broker_transport_options=broker_options(),
 )
 app.user_options["worker"].add(

@@ -14,6 +14,7 @@ from dflashq.core.errors import (
     LedgerRefusedError,
     LedgerUnreachableError,
 )
+from dflashq.core.journal import level_of
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.room import full_places
 from dflashq.operations.sweep import Sweeper
@@ -88,12 +89,14 @@ class Clock:
         on_hung: Callable[[], None],
     ) -> None:
         self._settings = generator.settings
-        self._hints, self._generator = hints, generator
+        self._ledger, self._hints, self._generator = ledger, hints, generator
         self._on_hung = on_hung
         self._sweeper = Sweeper(ledger, hints, self._settings.lease_ttl_s)
         self._watch = ConsumerWatch(self._settings.consumer_patience_s)
         self._room = RoomWatch(generator.close_gate, generator.open_gate)
         self._consuming = threading.Event()
+        self._connected = threading.Event()
+        self._connected.set()
         self._thread = SupervisedThread("clock", self._tick, pause_s=self._settings.sweep_s)
         self._jobs = (
             Job("watching the room", lambda: self._room.look(full_places(self._settings))),
@@ -101,6 +104,7 @@ class Clock:
             Job("reclaiming", self._generator.reclaim, vital=True),
             Job("looking at its peers", self._generator.look_at_peers),
             Job("sweeping", lambda: self._sweeper.sweep(self._settings.sweep_s * 0.8), vital=True),
+            Job("claiming without hints", self._claim_unhinted),
             Job("announcing", announce, vital=True),
             Job("judging canaries", judge_canaries),
             Job("closing runs", close_runs),
@@ -115,6 +119,10 @@ class Clock:
         """The engine is ready, so hints are taken from now on. Safe to repeat."""
         self._consuming.set()
 
+    def consumer_connected(self, connected: bool) -> None:
+        """Whether hints reach the consumer: while they do not, batches are claimed without."""
+        (self._connected.set if connected else self._connected.clear)()
+
     def stop(self) -> None:
         """End the thread; blocks until its tick is over. Safe to repeat."""
         self._thread.stop()
@@ -128,7 +136,7 @@ class Clock:
             try:
                 job.run()
             except LedgerError as exc:
-                log.warning("the clock waits for the ledger: job=%s: %s", job.name, exc)
+                log.log(level_of(exc), "the clock waits for the ledger: job=%s: %s", job.name, exc)
                 # An outage of Redis is waited out. A host that has no descriptors left is not:
                 # such a worker goes on taking hints from others who could follow them.
                 well = well and not exhausted(exc)
@@ -151,10 +159,23 @@ class Clock:
             )
             self._on_hung()
 
+    def _claim_unhinted(self) -> None:
+        if self._hints_fail():
+            self._generator.claim_unhinted()
+
+    def _hints_fail(self) -> bool:
+        """Whether no hint can be sent (Redis is full) or received, though the engine is ready."""
+        return self._consuming.is_set() and (
+            not self._connected.is_set() or self._ledger.outage.full
+        )
+
     def _consumer_hung(self) -> bool:
         # While the first engine loads, which may take minutes, nobody is there to take hints.
         if self._generator.draining.is_set() or not self._consuming.is_set():
             return False
+        if not self._connected.is_set():
+            # It waits for Redis to let it in, and patience begins when it is in.
+            return self._watch.hung(time.monotonic(), taken=-1, free=False, waiting=0)
         look: dict[str, Any] = {
             "taken": self._generator.taken,
             "free": len(self._generator.active()) < self._settings.concurrency,

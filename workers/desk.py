@@ -10,11 +10,13 @@ from typing import Any
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.errors import DflashqError, LedgerError, UsageError
+from dflashq.core.journal import level_of
 from dflashq.core.worker_identity import WorkerBoot
 from dflashq.engine.expect import running_limit
 from dflashq.engine.profiles import Profile
 from dflashq.engine.render import Renderer
 from dflashq.ledger import Hints, LeaseKeeper, Ledger
+from dflashq.ledger.connection import out_of_memory
 from dflashq.operations import needs
 from dflashq.operations.guard import judge_canaries
 from dflashq.operations.manifest import close_finished
@@ -82,7 +84,7 @@ class Desk:
 
         DflashqError when Redis or S3 cannot carry a run, or a worker of this name lives.
         """
-        version = self._ledger.check()
+        version = self._check_ledger()
         self._refuse_budget()
         self._blobs.check_conditional_put("probes/")
         log.info("ledger: Redis %s; store: %r", version, self._blobs)
@@ -134,10 +136,24 @@ class Desk:
         self.station.engine_down(str(error))
         self.on_engine_lost(error)
 
+    def consumer_connected(self, connected: bool) -> None:
+        """Told by the consumer's steps: whether hints reach this worker."""
+        self._clock.consumer_connected(connected)
+
     # --- inside
 
     def _consumer_hung(self) -> None:
         self.on_consumer_hung()
+
+    def _check_ledger(self) -> str:
+        """Redis' version; a full one is no reason to stay away, since commits make room."""
+        try:
+            return self._ledger.check()
+        except LedgerError as exc:
+            if not out_of_memory(exc):
+                raise
+            log.error("this worker starts on a full Redis, whose batches it may commit: %s", exc)
+            return "without room"
 
     def _refuse_budget(self) -> None:
         """Kept work may fill half of Redis at most: the other half keeps the fleet going."""
@@ -161,7 +177,7 @@ class Desk:
                 write_progress(self._ledger, self._blobs, run)  # its last state, at once
             keep_progress(self._ledger, self._blobs, self._ended)
         except DflashqError as exc:
-            log.warning("a manifest or progress.json waits: %s", exc)
+            log.log(level_of(exc), "a manifest or progress.json waits: %s", exc)
 
     def _rate(self) -> float:
         """Output tokens per second since the last time this was asked."""

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 
+from redis import RedisError
+
 from dflashq.config import load
 from dflashq.core import journal
 
 # At DEBUG they tell addresses and headers, which may hold credentials.
 _TALKATIVE = ("urllib3", "botocore", "boto3", "aiohttp", "kombu", "amqp")
+# The event loop logs what a timer of the transport meets, with a traceback each.
+_LOOP = "kombu.asynchronous.hub"
 _json = journal.JsonFormatter()
+
+
+def _no_outage(record: logging.LogRecord) -> bool:
+    """False for what an outage of Redis does to a timer, which tries again: it is told once."""
+    return not (record.exc_info and isinstance(record.exc_info[1], RedisError))
 
 
 def configure(level: int, file: str | None) -> None:
@@ -20,6 +29,7 @@ def configure(level: int, file: str | None) -> None:
             handler.setFormatter(_json)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(level, logging.INFO))
+    logging.getLogger(_LOOP).addFilter(_no_outage)  # the same one again changes nothing
     # Celery tells of every hint; the batches tell it better.
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import sys
 import threading
 import time
 from typing import Any
@@ -16,19 +14,16 @@ from celery.worker import state as worker_state
 
 from dflashq.config import Settings, load
 from dflashq.core import keys
-from dflashq.core.errors import (
-    BlobError,
-    DflashqError,
-    LedgerUnreachableError,
-    UsageError,
-)
+from dflashq.core.errors import DflashqError, UsageError
 from dflashq.engine.profiles import load_profile
 from dflashq.engine.supervisor import EngineSupervisor
 from dflashq.operations import needs
 from dflashq.system import background
 from dflashq.system.background import OneShotThread
 from workers import desk, heap
+from workers.consumer import install_consumer_steps
 from workers.desk import Desk
+from workers.patience import refuse_start, wait_out
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +33,6 @@ USAGE = 2  # a setting is wrong
 ENGINE_LOST = 70  # the engine is beyond repair on this host
 FRESH_START = 75  # a fresh process will do
 ABANDON_S, ABANDON_AT_MOST_S = 15.0, 45.0
-BOOT_RETRY_S = 1.0
 _DEFAULT_NODE = "celery@"
 
 
@@ -48,6 +42,7 @@ def install(app: Celery) -> None:
         components.Pool.requires = (*components.Pool.requires, EngineStep)
     app.steps["worker"].add(EngineStep)
     app.steps["worker"].add(DrainStep)
+    install_consumer_steps(app)
 
 
 def node_name(given: str, gpu: str) -> str:
@@ -89,7 +84,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             if "thread" not in str(parent.pool_cls):
                 raise UsageError("workers run on the threads pool: leave -P away")
         except DflashqError as exc:
-            _refuse(exc)
+            refuse_start(exc)
         parent.hostname = node_name(parent.hostname, self.settings.gpu)
         parent.app.amqp.queues.select(self.profile.queue)
 
@@ -103,11 +98,11 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             owner = desk.install(Desk(self.settings, self.profile, parent.hostname))
             owner.worker_name.pause = _pause
             owner.worker_name.on_replaced = _stop_replaced
-            _open_patiently(owner)
+            wait_out(owner.open, "the boot")
             self._start_engine(owner)
         except DflashqError as exc:
             self.stop(parent)
-            _refuse(exc)
+            refuse_start(exc)
         except BaseException:
             self.stop(parent)
             raise
@@ -213,20 +208,6 @@ class DrainStep(bootsteps.StartStopStep):  # type: ignore[misc]
             owner.generator.drain(0.0)
 
 
-def _open_patiently(owner: Desk) -> None:
-    """Wait out an outage of Redis or S3 at boot; what they refuse ends the worker at once."""
-    while True:
-        try:
-            owner.open()
-        except (LedgerUnreachableError, BlobError) as exc:
-            if isinstance(exc, BlobError) and not exc.transient:
-                raise
-            log.warning("the boot waits: %s", exc)
-        else:
-            return
-        _pause(BOOT_RETRY_S)
-
-
 def _pause(seconds: float) -> None:
     """Sleep a little, unless the worker was told to stop: that ends the boot."""
     worker_state.maybe_shutdown()
@@ -256,10 +237,3 @@ def _stop_worker(error: DflashqError) -> None:
     A setting that is wrong here would be as wrong in a fresh process: that is never started.
     """
     worker_state.should_stop = USAGE if isinstance(error, UsageError) else ENGINE_LOST
-
-
-def _refuse(exc: DflashqError) -> None:
-    """End the worker with a sentence instead of a traceback."""
-    log.critical("this worker does not start: %s", exc)
-    sys.stderr.write(f"dflashq worker on {socket.gethostname()} does not start: {exc}\n")
-    raise SystemExit(exc.exit_code)

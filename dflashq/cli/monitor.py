@@ -45,6 +45,7 @@ def monitor(session: Session, host: str, port: int, token_file: Path | None) -> 
 
     settings = session.settings
     session.interrupted = "The runs go on."
+    session.tell_outages()
     given = settings.monitor_token if token_file is None else SecretStr(token_file.read_text())
     tokens = Tokens(given)
     refuse_open_door(host, tokens)

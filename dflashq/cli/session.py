@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dflashq.config import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_OUTAGES = "dflashq.ledger.outage"
 NOTHING_CHANGED = "Nothing was changed."
 
 
@@ -38,8 +39,15 @@ class Session:
         """Warnings only; -v tells what dflashq does, -vv what its libraries do."""
         logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger().setLevel(logging.DEBUG if self.verbose > 1 else logging.WARNING)
+        if not self.verbose:
+            # A command tells an outage itself, in the sentence that it ends with.
+            logging.getLogger(_OUTAGES).setLevel(logging.CRITICAL)
         if self.verbose == 1:
             logging.getLogger("dflashq").setLevel(logging.INFO)
+
+    def tell_outages(self) -> None:
+        """For a command that goes on through outages of Redis: they are told as they come."""
+        logging.getLogger(_OUTAGES).setLevel(logging.NOTSET)
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)

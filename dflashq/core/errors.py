@@ -64,6 +64,10 @@ class LedgerRefusedError(LedgerUnreachableError):
         super().__init__(sentence)
 
 
+class LedgerPasswordError(LedgerRefusedError):
+    """Redis refused the password: it passes only while the password is being changed."""
+
+
 class LeaseLostError(DflashqError):
     """The lease was taken over or its run cancelled: the holder must stop and write nothing."""
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from dflashq.core.errors import LedgerUnreachableError
+
 CONSOLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _SLOT = re.compile(r"(?:\b([a-z_]+)=)?%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
@@ -44,6 +46,11 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             row["traceback"] = self.formatException(record.exc_info)
         return json.dumps(row, ensure_ascii=False, default=str)
+
+
+def level_of(exc: Exception) -> int:
+    """How loud to tell what waits for `exc`: an outage of Redis is told where it begins."""
+    return logging.DEBUG if isinstance(exc, LedgerUnreachableError) else logging.WARNING
 
 
 def moment(record: logging.LogRecord) -> str:

@@ -116,8 +116,10 @@ class EmbeddedRedis:
                 client.ping()
                 client.set(_PROBE, "1", px=60_000)
                 client.delete(_PROBE)
-            except (redis.ConnectionError, redis.TimeoutError):  # loading counts as the former
-                return False
+            except redis.OutOfMemoryError:
+                return True  # a full one must come up, or nobody could make room
+            except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError):
+                return False  # it loads, or refuses for now
         return True
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,14 @@ from redis.retry import Retry
 
 from dflashq.config import Settings
 from dflashq.core import metrics
-from dflashq.core.errors import LedgerError, LedgerUnreachableError
+from dflashq.core.errors import (
+    LedgerError,
+    LedgerPasswordError,
+    LedgerRefusedError,
+    LedgerUnreachableError,
+)
+from dflashq.ledger.outage import UNREACHABLE, outage_of
+from dflashq.ledger.refusal import PASSWORD, Need, Refusal, refusal_of
 from dflashq.system.limits import exhausted
 
 # A short retry only: whoever can wait longer does so above, with its own stop condition.
@@ -51,24 +59,53 @@ def out_of_memory(exc: BaseException) -> bool:
 
 
 @contextmanager
-def translated(address: str, doing: str) -> Iterator[None]:
-    """Redis errors as LedgerUnreachableError (try again) or LedgerError; no secrets in either."""
+def translated(
+    address: str, doing: str, need: Need = Need.ANSWER, *, remedy: str = ""
+) -> Iterator[None]:
+    """Redis errors in our own words, no secrets in them; every outage is told once.
+
+    LedgerUnreachableError, and under it LedgerRefusedError for refusals that pass: try again.
+    LedgerError for what waiting cannot mend. `need` is what the calls ask of Redis; `remedy` says
+    what becomes of them.
+    """
+    asked, outage = time.monotonic(), outage_of(address)
     try:
         with _wrapped():
             yield
-    except redis.AuthenticationError as exc:
-        metrics.REDIS_ERRORS.add(kind="refused")
-        raise LedgerError(
-            f"Redis at {address} refused the password while {doing}: set DFLASHQ_REDIS_PASSWORD."
-        ) from exc
-    except TRANSPORT as exc:
-        metrics.REDIS_ERRORS.add(kind="unreachable")
-        raise LedgerUnreachableError(
-            f"Redis at {address} did not answer while {doing} ({exc}); nothing is lost, it can be "
-            "tried again: see that Redis is up and DFLASHQ_REDIS_URL right."
-        ) from exc
     except redis.RedisError as exc:
-        raise LedgerError(f"Redis at {address} failed while {doing}: {exc}") from exc
+        refusal = refusal_of(exc)
+        if refusal is None and isinstance(exc, TRANSPORT):
+            metrics.REDIS_ERRORS.add(kind="unreachable")
+            outage.failed(UNREACHABLE, str(exc), Need.ANSWER)
+            raise LedgerUnreachableError(
+                f"Redis at {address} did not answer while {doing} ({exc}); "
+                + (remedy or "nothing is lost, it can be tried again")
+                + ": see that Redis is up and DFLASHQ_REDIS_URL right."
+            ) from exc
+        metrics.REDIS_ERRORS.add(kind="refused")
+        if refusal is None or not refusal.passes:
+            words = str(exc) if refusal is None else refusal.words
+            raise LedgerError(f"Redis at {address} failed while {doing}: {words}") from exc
+        outage.failed(refusal.code, refusal.words, refusal.need)
+        raise _refused(address, doing, refusal, remedy) from exc
+    else:
+        outage.served(need, asked)
+
+
+def _refused(address: str, doing: str, refusal: Refusal, remedy: str) -> LedgerRefusedError:
+    words = refusal.words.rstrip(".")
+    if refusal.code in PASSWORD:
+        return LedgerPasswordError(
+            f"Redis at {address} refused the password ({words}) while {doing}: "
+            "set DFLASHQ_REDIS_PASSWORD.",
+            refusal.words,
+        )
+    return LedgerRefusedError(
+        f"Redis at {address} refuses ({words}) while {doing}; "
+        + (remedy or "nothing is lost, it can be tried again once Redis takes it")
+        + ".",
+        refusal.words,
+    )
 
 
 @contextmanager

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
 from celery import Celery
-from kombu.exceptions import OperationalError
+from kombu.exceptions import KombuError
 
 from dflashq.config import Settings
 from dflashq.core import keys
-from dflashq.core.errors import LedgerUnreachableError
 from dflashq.ledger.connection import (
     PRIORITY_STEPS,
+    RETRIES,
     SEPARATOR,
     address,
     broker_options,
     connect,
     translated,
 )
+from dflashq.ledger.refusal import Need
 
 URGENT, NORMAL = 0, 6
+# Kombu alone would try for six seconds, in a thread that has other work.
+_SHORT_RETRY = {"max_retries": RETRIES, "interval_start": 0.1, "interval_step": 0.1}
 
 
 class Hints:
     """Publishes hints and counts those that wait; safe from many threads.
 
     The worker's app is not imported: a hint is sent by the name of the task.
-    Every method blocks on Redis and raises LedgerUnreachableError.
+    Every method blocks on Redis and raises LedgerError; LedgerUnreachableError: try again.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -32,7 +39,7 @@ class Hints:
         self._redis = connect(settings)
         self._app = Celery("dflashq-hints", broker=settings.broker_url(), set_as_current=False)
         self._app.conf.update(
-            broker_transport_options=broker_options(),
+            broker_transport_options=broker_options() | _SHORT_RETRY,
             task_serializer="json",
             accept_content=["json"],
             task_ignore_result=True,
@@ -49,19 +56,16 @@ class Hints:
         task: str = keys.GENERATE_TASK,
     ) -> None:
         """One message a batch; recovered batches are urgent and overtake the others."""
-        try:
-            with self._app.producer_pool.acquire(block=True) as producer:
-                for batch in batches:
-                    self._app.send_task(
-                        task,
-                        args=[run, batch],
-                        queue=queue,
-                        priority=URGENT if urgent else NORMAL,
-                        producer=producer,
-                        retry=False,
-                    )
-        except OperationalError as exc:
-            raise self._unreachable(exc) from exc
+        with self._translated(), self._app.producer_pool.acquire(block=True) as producer:
+            for batch in batches:
+                self._app.send_task(
+                    task,
+                    args=[run, batch],
+                    queue=queue,
+                    priority=URGENT if urgent else NORMAL,
+                    producer=producer,
+                    retry=False,
+                )
 
     def waiting(self, queue: str) -> int:
         """How many hints lie in a queue, of all priorities."""
@@ -72,8 +76,14 @@ class Hints:
                 pipe.llen(name)
             return sum(pipe.execute())
 
-    def _unreachable(self, exc: Exception) -> LedgerUnreachableError:
-        return LedgerUnreachableError(
-            f"Redis at {self._address} took no hints ({exc}); the batches stay in the ledger's "
-            "outbox and the next sweep hints them."
-        )
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        remedy = "the batches stay in the ledger's outbox and the next sweep hints them"
+        with translated(self._address, "publishing hints", Need.ROOM, remedy=remedy):
+            try:
+                yield
+            except (KombuError, OSError) as exc:
+                # Kombu wraps what the client raised, or tells in its own words that it is cut off.
+                if isinstance(exc.__cause__, redis.RedisError):
+                    raise exc.__cause__ from exc
+                raise redis.ConnectionError(str(exc)) from exc

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from dflashq.core.errors import LedgerError
+from dflashq.core.journal import level_of
 from dflashq.ledger.ledger import Ledger
 from dflashq.ledger.records import Lease
 from dflashq.system.background import SupervisedThread, report
@@ -95,7 +96,7 @@ class LeaseKeeper:
         try:
             beat(run, leases)
         except LedgerError as exc:
-            log.warning("heartbeat failed: run=%s leases=%d: %s", run, len(leases), exc)
+            log.log(level_of(exc), "heartbeat failed: run=%s leases=%d: %s", run, len(leases), exc)
             return False
         except Exception as exc:  # noqa: BLE001 - told, counted, and the next beat comes
             report(self._thread.name, exc, f"renewing {run}")

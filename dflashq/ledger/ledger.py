@@ -14,10 +14,12 @@ from dflashq.core import keys
 from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
 from dflashq.core.model import ObjectRef
 from dflashq.core.worker_identity import WorkerBoot
-from dflashq.ledger import reads, scripts
+from dflashq.ledger import probe, reads, scripts
 from dflashq.ledger.connection import address, connect, out_of_memory, translated
 from dflashq.ledger.entries import KeptEntry, decode_kept
+from dflashq.ledger.outage import Outage, outage_of
 from dflashq.ledger.records import BatchStatus, Claim, Kept, Lease, RunStatus
+from dflashq.ledger.refusal import Need
 from dflashq.ledger.worker_rows import WorkerRows
 
 
@@ -32,12 +34,12 @@ def _flat(counts: Mapping[str, int]) -> list[str | int]:
 class Ledger(WorkerRows):
     """One client of the ledger, safe from many threads.
 
-    Every method may raise LedgerUnreachableError (nothing is known to have happened: repeat it)
-    or LedgerError (Redis answered, but wrongly).
+    Every method may raise LedgerUnreachableError (not answered or refused for now: repeat it) or
+    LedgerError (Redis answered, but wrongly).
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._redis = connect(settings)
+        self._settings, self._redis = settings, connect(settings)
         self._address = address(settings)
         self._budget = settings.keep_budget_mb * 2**20
         self._fsync = settings.keep_fsync
@@ -229,7 +231,7 @@ class Ledger(WorkerRows):
         full Redis must still get the leases of the dead back.
         """
         try:
-            with self._translated("taking the sweep lock"):
+            with self._translated("taking the sweep lock", Need.ROOM):
                 return bool(self._redis.set(keys.SWEEP_LOCK, "1", nx=True, px=int(ttl_s * 1000)))
         except LedgerError as exc:
             if out_of_memory(exc):
@@ -334,35 +336,23 @@ class Ledger(WorkerRows):
 
     def check(self) -> str:
         """Write and read for real; returns the server's version. For `doctor` and boot."""
-        probe = f"{keys.NAMESPACE}:probe:{secrets.token_hex(4)}"
-        with self._translated("writing a probe"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.set(probe, "1", px=60_000)
-            pipe.execute_command("WAITAOF", 1, 0, 5000)
-            pipe.delete(probe)
-            results = pipe.execute(raise_on_error=False)
-            about = self._redis.info("server")
-        if isinstance(results[0], Exception):
-            raise LedgerError(f"Redis at {self._address} refuses writes: {results[0]}")
-        if self._fsync and (isinstance(results[1], Exception) or not results[1][0]):
-            why = "not within 5 s" if isinstance(results[1], list) else results[1]
-            raise LedgerError(
-                f"Redis at {self._address} does not write to disk ({why}): start it with "
-                "--appendonly yes (Redis 7.2 or Valkey), or set DFLASHQ_KEEP_FSYNC=false and "
-                "accept that a restart of Redis regenerates unfinished batches."
-            )
-        return str(about.get("valkey_version") or about["redis_version"])
+        return probe.check(self._redis, self._settings)
+
+    @property
+    def outage(self) -> Outage:
+        """Whether Redis refuses something or is away, as this process met it. Does not block."""
+        return outage_of(self._address)
 
     # --- inside
 
     def _call(self, name: str, run: str, *args: Any, fsync: bool = False) -> Any:
         """One script on one run's keys."""
-        with self._translated(f"{name} on run {run}"):
+        with self._translated(f"{name} on run {run}", scripts.need(name)):
             return self._loaded(name, scripts.run_keys(run), args, fsync)
 
     def _call_on(self, keyset: tuple[str, ...], name: str, about: str, *args: Any) -> Any:
         """One script on keys that belong to no run; `about` is its first argument."""
-        with self._translated(f"{name} of {about}"):
+        with self._translated(f"{name} of {about}", scripts.need(name)):
             return self._loaded(name, keyset, (about, *args), fsync=False)
 
     def _loaded(self, name: str, keyset: tuple[str, ...], args: Any, fsync: bool) -> Any:
@@ -391,8 +381,8 @@ class Ledger(WorkerRows):
             seconds, micros = self._redis.time()
         return int(seconds), int(micros)
 
-    def _translated(self, doing: str) -> Any:
-        return translated(self._address, doing)
+    def _translated(self, doing: str, need: Need = Need.ANSWER) -> Any:
+        return translated(self._address, doing, need)
 
     @staticmethod
     def _lost(lease: Lease) -> LeaseLostError:

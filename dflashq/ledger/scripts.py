@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 
 from dflashq.core import keys
+from dflashq.ledger.refusal import Need
 
 PARTS = (
     "run",
@@ -40,6 +41,15 @@ def source(name: str) -> str:
         shebang, _, rest = body.partition("\n")
         shebang += "\n"
     return f"{shebang}{prelude}\n{rest}"
+
+
+@cache
+def need(name: str) -> Need:
+    """What a script asks of Redis, by its shebang: one with flags is refused as a whole."""
+    shebang = source(name).partition("\n")[0]
+    if not shebang.startswith("#!"):
+        return Need.ANSWER  # as far as is known: it may have returned before it wrote
+    return Need.WRITE if "allow-oom" in shebang else Need.ROOM
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Any
 from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.ledger.connection import address, connect, translated
+from dflashq.ledger.refusal import Need
 
 Row = dict[str, Any]
 EVENTS_KEPT = 1000
@@ -49,7 +50,7 @@ class Chronicle:
 
     def lead(self, hold_s: float) -> bool:
         """Whether this instance writes for the next `hold_s`; taken, or held and prolonged."""
-        with self._translated("taking the monitor's lead"):
+        with self._translated("taking the monitor's lead", Need.ROOM):
             if self._redis.set(keys.MONITOR_LEAD, self._me, nx=True, px=int(hold_s * 1000)):
                 return True
             if self._redis.get(keys.MONITOR_LEAD) != self._me.encode():
@@ -142,8 +143,8 @@ class Chronicle:
             if row is not None
         }
 
-    def _translated(self, doing: str) -> Any:
-        return translated(self._address, doing)
+    def _translated(self, doing: str, need: Need = Need.ANSWER) -> Any:
+        return translated(self._address, doing, need)
 
 
 def _series(run: str, resolution: Resolution) -> str:

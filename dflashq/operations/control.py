@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from dflashq.blobs import runs
 from dflashq.blobs.s3 import Blobs
-from dflashq.core.errors import DflashqError
+from dflashq.core.errors import DflashqError, LedgerUnreachableError
 from dflashq.ledger import Hints, Ledger
 from dflashq.ledger.records import RunStatus
 from dflashq.operations.sweep import hint_pending
+
+log = logging.getLogger(__name__)
 
 ACTIVE, PAUSED, CANCELLED = "active", "paused", "cancelled"
 
@@ -43,7 +46,10 @@ def resume(
     clause = _accept(ledger, status) if accept else _try_again(ledger, status)
     reason = f"resumed; {clause}" if accept else ""
     state = _change(ledger, blobs, run, ACTIVE, reason)
-    hint_pending(ledger, hints, status.queue)
+    try:
+        hint_pending(ledger, hints, status.queue)
+    except LedgerUnreachableError as exc:
+        log.info("the run is active, a worker's sweep hints its batches: run=%s: %s", run, exc)
     return Resumed(state, clause)
 
 

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from dflashq.config import Settings
 from dflashq.core import metrics
 from dflashq.core.errors import DflashqError, LedgerError
+from dflashq.core.journal import level_of
 from dflashq.core.notice import (
     ABOUT_WORKERS,
     DEAD_BATCH,
@@ -152,7 +153,7 @@ class Notifier:
             if self._sinks and self._notices.looking(self._look_s):
                 self._check()
         except LedgerError as exc:
-            log.warning("notices wait for the ledger: %s", exc)
+            log.log(level_of(exc), "notices wait for the ledger: %s", exc)
 
     def _check(self) -> None:
         runs = statuses(self._ledger)

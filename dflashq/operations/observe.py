@@ -17,6 +17,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.errors import DflashqError, LedgerError
 from dflashq.core.forecast import Forecast, forecast, lengths
+from dflashq.core.journal import level_of
 from dflashq.ledger import Ledger, RunStatus
 from dflashq.ledger.series import COARSE, FINE, FLEET, Chronicle
 from dflashq.operations.domains import DomainCount
@@ -39,6 +40,7 @@ from dflashq.system.background import SupervisedThread
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
+NOT_RECORDED = "the history and the events are not recorded meanwhile"
 SPEED_OVER_S, RATES_OVER_S = 60.0, 900.0
 
 
@@ -52,7 +54,7 @@ class Observer:
         self._scribe = Scribe(self.chronicle, blobs, self._domains)
         self._rates: dict[str, deque[tuple[float, float]]] = {}
         self._seen: Seen | None = None
-        self._trouble = ""
+        self._trouble = self._unrecorded = ""
         self._looking = threading.Lock()
         self._changed = threading.Condition()
         self._thread = SupervisedThread("observer", self.turn, pause_s=LOOK_S, wake=self._wake)
@@ -83,8 +85,11 @@ class Observer:
 
     @property
     def trouble(self) -> str:
-        """Why the last look is not newer, in a sentence; empty when all is well."""
-        return self._trouble
+        """Why the last look is not newer, or what of it is not recorded, in a sentence.
+
+        Empty when all is well.
+        """
+        return self._trouble or self._unrecorded
 
     @property
     def stopped(self) -> bool:
@@ -114,11 +119,11 @@ class Observer:
     def wait(self, after: float, timeout_s: float) -> None:
         """Block until there is a look newer than `after`, the trouble changed, or it is the end."""
         with self._changed:
-            before = self._trouble
+            before = self.trouble
 
             def newer() -> bool:
                 fresh = self._seen is not None and self._seen.at > after
-                return fresh or self._trouble != before or self.stopped
+                return fresh or self.trouble != before or self.stopped
 
             self._changed.wait_for(newer, timeout_s)
 
@@ -145,24 +150,34 @@ class Observer:
     def turn(self) -> None:
         """Look, and write what the leading monitor writes. An outage becomes the trouble.
 
-        So does what nobody expected, which is raised as well: the thread tells it.
+        A Redis that refuses writes alone hides no numbers: they go on, unrecorded. What nobody
+        expected becomes the trouble too, and is raised as well: the thread tells it.
         """
         try:
-            self._scribe.write(self.look())
+            self._set_trouble("", self._record(self.look()))
         except LedgerError as exc:
-            # The first clause is for everybody; what was being asked is for the log.
-            self._set_trouble(str(exc).partition(" while ")[0])
-            log.warning("the monitor waits for the ledger: %s", exc)
-        except DflashqError as exc:
-            log.warning("the monitor could not write: %s", exc)
+            self._set_trouble(_first_clause(exc))
+            log.log(level_of(exc), "the monitor waits for the ledger: %s", exc)
         except Exception as exc:
             self._set_trouble(f"The monitor met an error of its own ({type(exc).__name__})")
             raise
 
-    def _set_trouble(self, sentence: str) -> None:
+    def _record(self, seen: Seen) -> str:
+        """Write what is to be written; what of it is not, in a sentence."""
+        try:
+            self._scribe.write(seen)
+        except LedgerError as exc:
+            log.log(level_of(exc), "the monitor records nothing: %s", exc)
+            return f"{_first_clause(exc)}: {NOT_RECORDED}"
+        except DflashqError as exc:
+            log.warning("the monitor could not write: %s", exc)
+        return ""
+
+    def _set_trouble(self, sentence: str, unrecorded: str = "") -> None:
         with self._changed:
-            self._trouble = sentence
-            self._changed.notify_all()
+            if (self._trouble, self._unrecorded) != (sentence, unrecorded):
+                self._trouble, self._unrecorded = sentence, unrecorded
+                self._changed.notify_all()
 
     # --- one run
 
@@ -240,6 +255,11 @@ class Observer:
         if known is not None and domains is not None and status.prompts:
             left = left_mean(domains, settled / status.prompts, known.mean)
         return forecast(status.prompts - settled, known, rates, left)
+
+
+def _first_clause(exc: LedgerError) -> str:
+    """The part for everybody; what was being asked is for the log."""
+    return str(exc).partition(" while ")[0]
 
 
 def _since(speeds: list[tuple[float, float]], when: float) -> list[float]:

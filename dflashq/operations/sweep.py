@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 from dflashq.core.errors import LedgerError
+from dflashq.core.journal import level_of
 from dflashq.ledger import Hints, Ledger
+from dflashq.ledger.connection import out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +27,8 @@ def hint_pending(ledger: Ledger, hints: Hints, queue: str) -> int:
     """Top the queue up to the number of batches that may be claimed now; returns how many.
 
     Hints are counted, not tracked: a swallowed one is missing from the count and comes again, a
-    doubled one finds nothing to claim. Blocks; safe to repeat.
+    doubled one finds nothing to claim. A full Redis takes no hints: workers with a free slot claim
+    by themselves then. Blocks; safe to repeat.
     """
     pending = {
         run: ledger.claimable(run) for run, its_queue in ledger.runs().items() if its_queue == queue
@@ -34,10 +37,23 @@ def hint_pending(ledger: Ledger, hints: Hints, queue: str) -> int:
     published = 0
     for run, batches in pending.items():
         chosen = batches[: max(0, missing - published)]
-        if chosen:
-            hints.publish(queue, run, chosen)
+        if chosen and _publish(hints, queue, run, chosen):
             published += len(chosen)
     return published
+
+
+def _publish(
+    hints: Hints, queue: str, run: str, batches: list[str], *, urgent: bool = False
+) -> bool:
+    """False when Redis is full: nobody is hinted, which nothing else may wait for."""
+    try:
+        hints.publish(queue, run, batches, urgent=urgent)
+    except LedgerError as exc:
+        if not out_of_memory(exc):
+            raise
+        log.debug("no hints: run=%s batches=%d: %s", run, len(batches), exc)
+        return False
+    return True
 
 
 class Sweeper:
@@ -60,7 +76,7 @@ class Sweeper:
             swept = self._sweep()
         except LedgerError as exc:
             self._connected_since = None
-            log.warning("sweep put off: %s", exc)
+            log.log(level_of(exc), "sweep put off: %s", exc)
             return None
         self._seen()
         if swept.expired or swept.hinted:
@@ -75,7 +91,10 @@ class Sweeper:
 
     def _may_expire(self) -> bool:
         since = self._connected_since
-        return since is not None and time.monotonic() - since >= self._ttl_s
+        if since is None or time.monotonic() - since < self._ttl_s:
+            return False
+        # Another thread may have met an outage that came and went between two sweeps.
+        return self._ledger.outage.served_s >= self._ttl_s
 
     def _sweep(self) -> Swept:
         runs = self._ledger.runs()
@@ -95,4 +114,4 @@ class Sweeper:
         swept.dead.extend(f"{run}/{b}" for b, outcome in outcomes if outcome == "dead")
         if back and self._ledger.state(run) == "active":
             # Recovered work overtakes what nobody has begun.
-            self._hints.publish(queue, run, back, urgent=True)
+            _publish(self._hints, queue, run, back, urgent=True)

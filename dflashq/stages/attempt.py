@@ -15,6 +15,7 @@ from dflashq.core.errors import (
     LeaseLostError,
     LedgerUnreachableError,
 )
+from dflashq.core.journal import level_of
 from dflashq.core.model import Generation
 from dflashq.ledger import Lease
 from dflashq.ledger.entries import encode_generation
@@ -108,7 +109,8 @@ class Attempt:
             except BlobMissingError:
                 raise
             except (LedgerUnreachableError, BlobError) as exc:
-                log.warning(
+                log.log(
+                    level_of(exc),
                     "waits for Redis or S3: run=%s batch=%s while=%s: %s",
                     *(self.lease.run, self.lease.batch, doing, exc),
                 )

@@ -121,6 +121,22 @@ class Generator:
                 # Where no thread can be started, the lease runs out and it is claimed again.
                 OneShotThread("reclaimed", work, label=batch, daemon=False).start()
 
+    def claim_unhinted(self) -> None:
+        """Fill the free slots with the oldest pending batches while hints do not come through.
+
+        Called by the worker's clock. Does not block for the work, which gets threads of its own.
+        """
+        if self._withdrawn():
+            return
+        for _ in range(self.settings.concurrency - len(self.active())):
+            lease = self._claim()
+            if lease is None:
+                return
+            log.info("claimed without a hint: run=%s batch=%s", lease.run, lease.batch)
+            work = partial(self._work_on, lease)
+            if not OneShotThread("unhinted", work, label=lease.batch, daemon=False).start():
+                return
+
     def _work_on(self, lease: Lease) -> str:
         attempt = Attempt(lease, float(next(self._orders)))
         self._enter(attempt)
@@ -172,8 +188,8 @@ class Generator:
         for attempt in self.active():
             attempt.stop(DRAIN)
 
-    def _claim(self, run: str, batch: str) -> Lease | None:
-        """The hinted batch, or else the oldest run's oldest: a hint is a wake-up, no more.
+    def _claim(self, run: str = "", batch: str = "") -> Lease | None:
+        """The hinted batch, if any, or else the oldest run's oldest: a hint is a wake-up, no more.
 
         A hint that leads nowhere is a spare one: it stands for a batch whose own hint was lost,
         and that must not wait until all younger work is done.
@@ -206,7 +222,7 @@ class Generator:
         )
 
     def _candidates(self, run: str, batch: str) -> Iterator[tuple[str, str]]:
-        if run not in self.refused:
+        if run and run not in self.refused:
             yield run, batch
         for name, its_queue in self._ledger.runs().items():
             if its_queue == self.queue and name not in self.refused:

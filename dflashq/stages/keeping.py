@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 from dflashq.core import metrics
 from dflashq.core.errors import LeaseLostError, LedgerError
+from dflashq.core.journal import level_of
 from dflashq.core.model import Generation
 from dflashq.ledger import Ledger
 from dflashq.stages.attempt import Attempt
+from dflashq.stages.blockage import Blockage
 from dflashq.system.background import SupervisedThread, report
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class Keeping:
 
     While the budget is full, entries stay in memory in their order and are tried again, and
     `full` says so: the worker then admits only its oldest batch, whose completion makes room.
+    While Redis takes nothing at all, they wait too, and soon `blockage` closes the gate.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -40,6 +43,8 @@ class Keeping:
         self._hurry = threading.Event()
         self._running = True
         self.full = False
+        self.blockage = Blockage(lambda reason: None, lambda reason: None)
+        self._failure: LedgerError | None = None
         self._thread = SupervisedThread("keeping", self._write, wake=self._end)
         self._thread.start()
 
@@ -93,6 +98,8 @@ class Keeping:
     def _settle(self) -> None:
         if not self._waiting:
             self.full = False
+            if not self._beginning:
+                self.blockage.end()
         self._change.notify_all()
 
     def _write(self) -> bool:
@@ -107,8 +114,13 @@ class Keeping:
             rounds = [(a, list(q)) for a, q in self._waiting.items()]
             beginning = list(self._beginning)
         # Every attempt gets its turn; only when none could write is there reason to wait.
+        self._failure = None
         written = [self._guarded(attempt, self._begin, attempt) for attempt in beginning]
         written += [self._guarded(a, self._keep, a, fields) for a, fields in rounds]
+        if self._failure is None or any(written):
+            self.blockage.end()
+        else:
+            self.blockage.failed(self._failure)
         if written and all(one is None for one in written):
             return False
         if written and not any(written):
@@ -138,7 +150,8 @@ class Keeping:
             attempt.stop("fenced")
             return True
         except LedgerError as exc:
-            log.warning("beginning waits: batch=%s: %s", attempt.lease.batch, exc)
+            self._failure = exc
+            log.log(level_of(exc), "beginning waits: batch=%s: %s", attempt.lease.batch, exc)
             return False
         with self._change:
             self._beginning.discard(attempt)
@@ -155,8 +168,11 @@ class Keeping:
             attempt.stop("fenced")
             return True
         except LedgerError as exc:
-            log.warning(
-                "keeping waits: run=%s batch=%s: %s", attempt.lease.run, attempt.lease.batch, exc
+            self._failure = exc
+            log.log(
+                level_of(exc),
+                "keeping waits: run=%s batch=%s: %s",
+                *(attempt.lease.run, attempt.lease.batch, exc),
             )
             return False
         with self._change:

@@ -27,6 +27,7 @@ from dflashq.engine.render import Renderer
 from dflashq.engine.truth import Truth
 from dflashq.ledger import Lease
 from dflashq.stages.attempt import Attempt
+from dflashq.stages.blockage import Blockage
 from dflashq.stages.engine_health import EngineHealth
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
@@ -69,6 +70,7 @@ class Station:
             None if profile.launch.kind == "external" else self._restart_engine,
             profile.launch.sick_s,
         )
+        keeping.blockage = Blockage(self._close_blocked, self.gate.threadsafe_open)
         self._client: EngineClient | None = None
         # A key is for servers that others run; one of ours has none.
         self._api_key = api_key if profile.launch.kind == "external" else None
@@ -177,6 +179,10 @@ class Station:
         """Remember what went wrong last, and when: people look at it from afar."""
         at = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
         self.last_error = f"{at[:19]} UTC {sentence}"[:ERROR_CHARS]
+
+    def _close_blocked(self, reason: str) -> None:
+        self.note_error(reason)
+        self.gate.threadsafe_close(reason)
 
     async def _hang_up(self) -> None:
         if self._client is not None:

@@ -152,6 +152,7 @@ def test_a_callback_may_use_the_keeper(settings: Settings) -> None:
 def test_a_restart_of_redis_loses_no_lease(
     settings: Settings, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "dflashq.ledger.keeper")
     with EmbeddedRedis(tmp_path / "own", free_port(), "keeper-password") as server:
         bench = Bench(
             settings.model_copy(

@@ -12,7 +12,14 @@ import redis
 from pydantic import SecretStr
 
 from dflashq.config import Settings
-from dflashq.core.errors import LeaseLostError, LedgerError, LedgerUnreachableError, UnknownRunError
+from dflashq.core.errors import (
+    LeaseLostError,
+    LedgerError,
+    LedgerPasswordError,
+    LedgerRefusedError,
+    LedgerUnreachableError,
+    UnknownRunError,
+)
 from dflashq.core.model import Verdict
 from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
@@ -90,8 +97,11 @@ def test_a_full_redis_cannot_lock_itself(own: Bench) -> None:
     assert own.ledger.set_state(own.run, "paused", "full") == "paused"
     assert own.ledger.sweep_lock(5) is True
     assert own.ledger.epoch() == own.ledger.epoch()
-    with pytest.raises(LedgerError, match="refuses writes"):
+    with pytest.raises(LedgerRefusedError, match=r"refuses \(OOM .*writing a probe"):
         own.ledger.check()
+    # A worker that cannot be told of must not be taken for dead.
+    own.ledger.announce("w1", {"state": "generating"})
+    assert own.ledger.workers()["w1"]["silent_s"] < 60
     with pytest.raises(LedgerError, match="maxmemory"):
         own.ledger.add(own.run, ["batch-000099"])
 
@@ -189,9 +199,8 @@ def test_a_wrong_password_is_told_without_it(
         "query": {"redis_url": f"redis://{server}?password={secret}", "redis_password": None},
     }[where]
     ledger = Ledger(settings.model_copy(update=update))
-    with pytest.raises(LedgerError, match="DFLASHQ_REDIS_PASSWORD") as caught:
+    with pytest.raises(LedgerPasswordError, match="DFLASHQ_REDIS_PASSWORD") as caught:
         ledger.claim("run", B1, "w1", TTL_S)
-    assert not isinstance(caught.value, LedgerUnreachableError)
     assert secret not in str(caught.value) + caplog.text
     assert server.partition("/")[0] in str(caught.value)
 

@@ -12,6 +12,8 @@ import pytest
 
 from dflashq.config import Settings
 from dflashq.core.errors import LedgerRefusedError, LedgerUnreachableError
+from dflashq.ledger import Ledger
+from dflashq.ledger.refusal import Need
 from tests.wait import WAIT_S
 from workers import clock as clock_module
 from workers.clock import Clock, ConsumerWatch, RoomWatch
@@ -34,7 +36,7 @@ def clock(settings: Settings) -> Clock:
     nothing = dict.fromkeys(
         ("announce", "judge_canaries", "close_runs", "notify", "on_hung"), lambda: None
     )
-    return Clock(None, hints, generator, **nothing)  # type: ignore[arg-type]
+    return Clock(Ledger(settings), hints, generator, **nothing)
 
 
 def test_a_worker_whose_engine_still_loads_is_not_hung(
@@ -133,3 +135,33 @@ def clock_with_jobs(settings: Settings) -> tuple[Clock, dict[str, Mock]]:
     jobs = {name: Mock() for name in ("announce", "judge_canaries", "close_runs", "notify")}
     generator = Mock(settings=settings, draining=threading.Event(), queue="q")
     return Clock(Mock(), Mock(), generator, **jobs, on_hung=Mock()), jobs
+
+
+def test_a_consumer_that_waits_for_redis_is_not_hung_and_its_batches_are_claimed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("workers.clock.time", SimpleNamespace(monotonic=lambda: now[0]))
+    one = clock(settings.model_copy(update={"consumer_patience_s": 60.0}))
+    assert not one._hints_fail()
+    one.consumer_connected(False)
+    assert not one._hints_fail(), "its engine still loads"
+    one.consumer_starts()
+    assert one._hints_fail()
+    assert not one._consumer_hung()
+    now[0] += 600.0
+    assert not one._consumer_hung()
+    one.consumer_connected(True)
+    assert not one._hints_fail()
+    assert not one._consumer_hung(), "patience begins when it is connected"
+    now[0] += 60.0
+    assert one._consumer_hung()
+
+
+def test_batches_are_claimed_while_redis_is_full(settings: Settings) -> None:
+    elsewhere = settings.model_copy(update={"redis_url": "redis://127.0.0.1:9/0"})
+    one = clock(elsewhere)
+    one.consumer_starts()
+    outage = Ledger(elsewhere).outage
+    outage.failed("OOM", "OOM command not allowed", Need.ROOM)
+    assert one._hints_fail()

@@ -1,0 +1,59 @@
+"""Whether a Redis can carry runs: found out by writing to it for real."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from dflashq.config import Settings
+from dflashq.core import keys
+from dflashq.core.errors import LedgerError, LedgerUnreachableError
+from dflashq.ledger.connection import address, connect, translated
+from dflashq.ledger.refusal import Need, passes
+
+
+def check(client: Any, settings: Settings) -> str:
+    """Write a probe, see it on disk and remove it; returns the server's version. Blocks.
+
+    LedgerUnreachableError for what may pass, a disk that is too slow now among it; LedgerError for
+    a server that must be set up otherwise.
+    """
+    where, probe = address(settings), _name()
+    with translated(where, "writing a probe", Need.ROOM):
+        pipe = client.pipeline(transaction=False)
+        pipe.set(probe, "1", px=60_000)
+        pipe.execute_command("WAITAOF", 1, 0, 5000)
+        pipe.delete(probe)
+        written, synced, _ = pipe.execute(raise_on_error=False)
+        about = client.info("server")
+        if isinstance(written, Exception):
+            raise written
+        if settings.keep_fsync and isinstance(synced, Exception) and passes(synced):
+            raise synced
+    if settings.keep_fsync and isinstance(synced, Exception):
+        raise LedgerError(
+            f"Redis at {where} does not write to disk ({synced}): start it with "
+            "--appendonly yes (Redis 7.2 or Valkey), or set DFLASHQ_KEEP_FSYNC=false and "
+            "accept that a restart of Redis regenerates unfinished batches."
+        )
+    if settings.keep_fsync and not synced[0]:
+        raise LedgerUnreachableError(
+            f"Redis at {where} did not bring a probe to disk within 5 s: see how busy its disk is."
+        )
+    return str(about.get("valkey_version") or about["redis_version"])
+
+
+def check_anew(settings: Settings) -> None:
+    """Write through a connection of its own: whoever connects now can write. Blocks.
+
+    LedgerError as for `check`.
+    """
+    with (
+        translated(address(settings), "connecting and writing", Need.ROOM),
+        connect(settings) as client,
+    ):
+        client.set(_name(), "1", px=1000)
+
+
+def _name() -> str:
+    return f"{keys.NAMESPACE}:probe:{secrets.token_hex(4)}"

@@ -1,0 +1,73 @@
+"""Redis answers and refuses, in every way that passes: workers wait, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from tests.fleet.arena import Arena
+from tests.fleet.fleet import Worker, wait_until
+from tests.fleet.refusals import REFUSALS, full
+from tests.fleet.test_faults_redis import finish, same_workers
+
+pytestmark = pytest.mark.fleet
+
+
+def told(worker: Worker, since: int) -> list[str]:
+    """What a worker has logged since its log was so long."""
+    return worker.log.read_text(errors="replace")[since:].splitlines()
+
+
+@contextmanager
+def waited_out(arena: Arena, words: str) -> Iterator[Callable[[], bool]]:
+    """Whether all gates are closed, in the block; then they open. Each thing is told once."""
+    lengths = {name: len(w.log.read_text(errors="replace")) for name, w in arena.named.items()}
+
+    def all_tell(sentence: str) -> bool:
+        return all(
+            any(sentence in line for line in told(worker, lengths[name]))
+            for name, worker in arena.named.items()
+        )
+
+    yield partial(all_tell, "closes: finished work cannot be kept")
+    wait_until(lambda: all_tell("Redis serves again"), f"all tell the end of {words}", 40)
+    wait_until(lambda: all_tell("the gate opens"), f"all gates are open after {words}", 40)
+    for name, worker in arena.named.items():
+        lines = told(worker, lengths[name])
+        assert sum("Redis refuses" in line and words in line for line in lines) == 1, lines
+        assert not any("Traceback" in line for line in lines), "\n".join(lines)
+
+
+def test_refusals_of_redis_cost_nothing(two: Arena) -> None:
+    held: set[str] = set()
+    two.set_faults(slow=8.0)
+    two.begin("refused", 720, batch_size=180)
+    with same_workers(two):
+        for words, refusal in REFUSALS.items():
+            held |= two.wait_kept("refused", 4)
+            with waited_out(two, words) as closed, refusal(two.redis):
+                wait_until(closed, f"all gates close for {words}", 30)
+        two.set_faults()
+        finish(two, "refused", 720, held)
+    assert set(two.asked().values()) == {1}
+
+
+def test_a_fleet_that_starts_on_a_full_redis_works_it_empty(two: Arena) -> None:
+    """No hint can be sent or received: whoever is left claims without, also what the dead held."""
+    with two.slowly():
+        two.begin("full-restart", 120, batch_size=20)
+        held = two.wait_kept("full-restart", 10)
+        gone = two.named["w1"]
+        wait_until(lambda: bool(two.held_by("full-restart", gone)), "w1 holds a batch")
+        for worker in two.named.values():
+            worker.kill()
+    with full(two.redis):
+        (again,) = two.bring_up("w0")
+        wait_until(lambda: two.ledger.status("full-restart").finished, "all is done", 120)
+        assert two.oracle("full-restart").accepted == 120
+        assert again.stop() == 0, "a stop is heard while the consumer waits for room"
+    asked = two.asked()
+    assert {asked[prompt] for prompt in held} == {1}
