@@ -12,7 +12,7 @@ import redis
 from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from tests.conftest import REDIS_PASSWORD
-from tests.fleet.fleet import wait_until
+from tests.wait import wait_until
 
 Refusal = Callable[[EmbeddedRedis], AbstractContextManager[None]]
 
@@ -53,7 +53,7 @@ def misconf(server: EmbeddedRedis) -> Iterator[None]:
     with server.client() as client:
         client.config_set("save", "3600 1")
         client.bgsave()
-        wait_until(lambda: _last_save(client) == "err", "the save has failed", 20)
+        wait_until(lambda: _last_save(client) == "err", "the save has failed")
         try:
             yield
         finally:
@@ -61,7 +61,7 @@ def misconf(server: EmbeddedRedis) -> Iterator[None]:
             blocked.parent.rmdir()
             client.config_set("stop-writes-on-bgsave-error", "no")
             client.bgsave()
-            wait_until(lambda: _last_save(client) == "ok", "the save has worked", 20)
+            wait_until(lambda: _last_save(client) == "ok", "the save has worked")
             client.config_set("stop-writes-on-bgsave-error", "yes")
             client.config_set("save", "")
 

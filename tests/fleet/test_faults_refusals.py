@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 
 from tests.fleet.arena import Arena
-from tests.fleet.fleet import Worker, wait_until
+from tests.fleet.fleet import Worker
 from tests.fleet.refusals import REFUSALS, full
 from tests.fleet.test_faults_redis import finish, same_workers
+from tests.wait import wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -33,8 +34,8 @@ def waited_out(arena: Arena, words: str) -> Iterator[Callable[[], bool]]:
         )
 
     yield partial(all_tell, "closes: finished work cannot be kept")
-    wait_until(lambda: all_tell("Redis serves again"), f"all tell the end of {words}", 40)
-    wait_until(lambda: all_tell("the gate opens"), f"all gates are open after {words}", 40)
+    wait_until(lambda: all_tell("Redis serves again"), f"all tell the end of {words}")
+    wait_until(lambda: all_tell("the gate opens"), f"all gates are open after {words}")
     for name, worker in arena.named.items():
         lines = told(worker, lengths[name])
         assert sum("Redis refuses" in line and words in line for line in lines) == 1, lines
@@ -49,7 +50,7 @@ def test_refusals_of_redis_cost_nothing(two: Arena) -> None:
         for words, refusal in REFUSALS.items():
             held |= two.wait_kept("refused", 4)
             with waited_out(two, words) as closed, refusal(two.redis):
-                wait_until(closed, f"all gates close for {words}", 30)
+                wait_until(closed, f"all gates close for {words}")
         two.set_faults()
         finish(two, "refused", 720, held)
     assert set(two.asked().values()) == {1}
@@ -66,7 +67,7 @@ def test_a_fleet_that_starts_on_a_full_redis_works_it_empty(two: Arena) -> None:
             worker.kill()
     with full(two.redis):
         (again,) = two.bring_up("w0")
-        wait_until(lambda: two.ledger.status("full-restart").finished, "all is done", 120)
+        wait_until(lambda: two.ledger.status("full-restart").finished, "all is done")
         assert two.oracle("full-restart").accepted == 120
         assert again.stop() == 0, "a stop is heard while the consumer waits for room"
     asked = two.asked()

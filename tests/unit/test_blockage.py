@@ -14,8 +14,8 @@ from dflashq.stages import blockage, keeping
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.blockage import Blockage
 from dflashq.stages.keeping import Keeping
+from tests.wait import WAIT_S
 
-SOON_S = 20.0
 WORDS = "READONLY You can't write against a read only replica."
 REASON = f"finished work cannot be kept: {WORDS}"
 
@@ -39,7 +39,7 @@ class Gate:
 
     def becomes(self, *reasons: str) -> bool:
         with self._change:
-            return self._change.wait_for(lambda: self.reasons == list(reasons), SOON_S)
+            return self._change.wait_for(lambda: self.reasons == list(reasons), WAIT_S)
 
 
 class Replica:
@@ -96,7 +96,7 @@ def test_the_gate_closes_with_the_words_of_redis_until_work_is_kept(
     assert gate.becomes(REASON)
     ledger.master = True
     assert gate.becomes()
-    assert writer.flush(one, SOON_S)
+    assert writer.flush(one, WAIT_S)
 
 
 def test_a_beginning_that_is_refused_closes_it_too(writer: Keeping, gate: Gate) -> None:
@@ -122,9 +122,9 @@ def test_a_short_refusal_closes_nothing(
     one = attempt("b")
     writer.add(one, "0:0", b"x")
     for _ in range(5):
-        assert ledger.asked.acquire(timeout=SOON_S)
+        assert ledger.asked.acquire(timeout=WAIT_S)
     ledger.master = True
-    assert writer.flush(one, SOON_S)
+    assert writer.flush(one, WAIT_S)
     assert gate.reasons == []
 
 
@@ -133,6 +133,6 @@ def test_a_full_budget_is_no_blockage(writer: Keeping, ledger: Replica, gate: Ga
     ledger.master = ledger.full = True
     writer.add(attempt("b"), "0:0", b"x")
     for _ in range(40):
-        assert ledger.asked.acquire(timeout=SOON_S)
+        assert ledger.asked.acquire(timeout=WAIT_S)
     assert writer.full
     assert gate.reasons == []
