@@ -41,7 +41,9 @@ def test_redis_dies_and_comes_back(two: Arena) -> None:
             two.redis.kill()
         wait_until(
             lambda: all(
-                "heartbeat failed" in w.log.read_text()[n:] for w, n in said.items() if holds[w]
+                "Redis does not answer" in w.log.read_text()[n:]
+                for w, n in said.items()
+                if holds[w]
             ),
             "who holds a lease has missed Redis",
         )
