@@ -139,3 +139,8 @@ class EngineStartError(EngineError):
 
 class EmbeddedError(DflashqError):
     """A server or environment that dflashq provides on this machine cannot be used."""
+
+
+def is_panic(exc: BaseException) -> bool:
+    """Whether Rust code below a library panicked: pyo3 raises that past `Exception`."""
+    return type(exc).__name__ == "PanicException"

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dflashq.core.errors import ConfigError, DflashqError, EngineRefusedError
+from dflashq.core.errors import ConfigError, DflashqError, EngineRefusedError, is_panic
 from dflashq.core.ids import Ids, id_array
 from dflashq.core.markers import Markers, blank_ids
 from dflashq.core.model import Message, canonical_json
@@ -193,7 +193,7 @@ def _refusing(what: str) -> Iterator[None]:
     except Exception as exc:
         raise EngineRefusedError(f"{what}: {exc or type(exc).__name__}") from exc
     except BaseException as exc:
-        if type(exc).__name__ != "PanicException":
+        if not is_panic(exc):
             raise
         raise EngineRefusedError(f"{what}: {exc}") from exc
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dflashq.core import codec
 from dflashq.core.answer import split_answer
-from dflashq.core.errors import DflashqError
+from dflashq.core.errors import DflashqError, is_panic
 from dflashq.core.model import Generation, Prompt, RunSpec
 from dflashq.core.output import Output
 from dflashq.core.sample import conversation, rejected_row, sample_row
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class RowError(DflashqError):
     """No row can be made of a prompt's answers, though they were judged good."""
 
-    def __init__(self, index: int, cause: Exception) -> None:
+    def __init__(self, index: int, cause: BaseException) -> None:
         self.index = index
         super().__init__(
             f"its row could not be composed: {type(cause).__name__}: {str(cause)[:500]}"
@@ -55,7 +55,9 @@ class Composer:
             return self._line(one, kept)
         except (OSError, MemoryError):
             raise
-        except Exception as exc:
+        except BaseException as exc:
+            if not (isinstance(exc, Exception) or is_panic(exc)):
+                raise
             if one.verdict.accepted:
                 raise RowError(one.index, exc) from exc
             log.warning("rejected without its answers: index=%d: %s", one.index, exc)

@@ -283,11 +283,14 @@ class Generator:
             return f"{attempt.lease.run}/{attempt.lease.batch} held: the ledger was wiped"
         if why == SICK:
             why = self._station.sick or "its engine was sick"
-        if not self._station.keeping.flush(attempt, FLUSH_S):
-            log.warning(
-                "handed back before all finished work was kept: run=%s batch=%s",
-                *(attempt.lease.run, attempt.lease.batch),
-            )
+        # A worker that goes on has time for it, however long Redis refuses what is finished.
+        while not self._station.keeping.flush(attempt, FLUSH_S):
+            if self.draining.is_set():
+                log.warning(
+                    "handed back before all finished work was kept: run=%s batch=%s",
+                    *(attempt.lease.run, attempt.lease.batch),
+                )
+                break
         reason = f"worker {self._worker} handed it back ({why})"
         self._tell(attempt, lambda: self._ledger.release(attempt.lease, reason))
         _count(attempt, "handed_back")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from dflashq.core.errors import DflashqError, EngineError
+from dflashq.core.errors import DflashqError, EngineError, is_panic
 from dflashq.core.guard import Judged
 from dflashq.core.ids import IdArray
 from dflashq.core.model import Generation, Prompt, RunRecord, Verdict
@@ -38,7 +38,7 @@ class _Outcome(NamedTuple):
     """What came of a round: verdicts, and the prompts that failed by themselves."""
 
     settled: list[Settled]
-    failed: list[tuple[Prompt, Exception]]
+    failed: list[tuple[Prompt, BaseException]]
 
 
 class Settlement:
@@ -109,7 +109,7 @@ class Settlement:
         for prompt, answer in zip(prompts, answers, strict=True):
             if isinstance(answer, Settled):
                 outcome.settled.append(answer)
-            elif isinstance(answer, Exception) and _own(answer):
+            elif _own(answer):
                 outcome.failed.append((prompt, answer))
             else:
                 faults.append(answer)
@@ -117,7 +117,7 @@ class Settlement:
             raise _fault(faults, len(prompts)) from faults[0]
         return outcome
 
-    def _hand_over(self, failed: list[tuple[Prompt, Exception]]) -> None:
+    def _hand_over(self, failed: list[tuple[Prompt, BaseException]]) -> None:
         """HandOverError where another engine can try what failed on this one."""
         worker = self._attempt.lease.worker
         for prompt, exc in failed:
@@ -134,7 +134,7 @@ class Settlement:
                 f"{_words(failed[0][1])}",
             )
 
-    async def _reject(self, prompt: Prompt, exc: Exception) -> Settled:
+    async def _reject(self, prompt: Prompt, exc: BaseException) -> Settled:
         """The verdict on a prompt that failed wherever it was tried; its finished turns stay."""
         worker, before = self._attempt.lease.worker, self._kept.failures.get(prompt.index)
         detail = f"on the engine of {worker} it {_words(exc)}"
@@ -203,27 +203,30 @@ def _fault(faults: list[BaseException], prompts: int) -> BaseException:
     )
 
 
-def _own(answer: Exception) -> bool:
+def _own(answer: BaseException) -> bool:
     """Whether a prompt failed by itself: an engine that fails on it alone, or a bug that it meets.
 
     Trouble of the machine, a stop, and what our own code says of the engine are not its own.
     """
     if isinstance(answer, PromptFailureError):
         return True
-    return not isinstance(answer, DflashqError | OSError | MemoryError)
+    return is_panic(answer) or (
+        isinstance(answer, Exception)
+        and not isinstance(answer, DflashqError | OSError | MemoryError)
+    )
 
 
-def _internal(exc: Exception) -> bool:
+def _internal(exc: BaseException) -> bool:
     return not isinstance(exc, PromptFailureError)
 
 
-def _words(exc: Exception) -> str:
+def _words(exc: BaseException) -> str:
     if isinstance(exc, PromptFailureError):
         return f"{str(exc).rstrip('.')}."
     return f"failed inside dflashq: {type(exc).__name__}: {str(exc)[:500]}."
 
 
-def _whole_batch(failed: list[tuple[Prompt, Exception]], prompts: int) -> EngineError:
+def _whole_batch(failed: list[tuple[Prompt, BaseException]], prompts: int) -> EngineError:
     return EngineError(
         f"all {prompts} prompts failed inside dflashq, none could be settled; the first, index "
         f"{failed[0][0].index}: {_words(failed[0][1])}"

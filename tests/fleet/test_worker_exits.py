@@ -84,7 +84,7 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
     folder.mkdir()
     other = emulated_profile(folder, model_dir=tiny_model, server_info={"dtype": "fp8"}, **few)
     with Fleet(fast, profile, tmp_path) as fleet:
-        # More batches than one worker holds at once, and many more than it ends before it is stopped.
+        # More batches than one worker holds, and ends before it is stopped.
         fleet.enqueue("true", prompts_file(tmp_path / "p.jsonl", 60), batch_size=2)
         first = fleet.start("w0")
         wait_until(lambda: kept(fleet, "true") > 0, "the run has its first engine")

@@ -139,8 +139,15 @@ def test_what_failed_on_another_engine_too_is_rejected_at_once() -> None:
     assert "Before, on the engine of w9@b, it failed 5 times" in verdicts[BAD].detail
 
 
-@pytest.mark.parametrize("exc", [ZeroDivisionError("by 0"), RecursionError("deep"), KeyError("k")])
-def test_a_bug_that_one_prompt_meets_costs_that_prompt(exc: Exception) -> None:
+class PanicException(BaseException):
+    """As pyo3 names what a panic in Rust becomes."""
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [ZeroDivisionError("by 0"), RecursionError("deep"), KeyError("k"), PanicException("unwrap")],
+)
+def test_a_bug_that_one_prompt_meets_costs_that_prompt(exc: BaseException) -> None:
     def broken(messages: list[Any], tools: object, *, thinking: bool) -> list[int]:
         if messages[-1]["content"] == str(BAD):
             raise exc
