@@ -212,6 +212,7 @@ class Desk:
             "in_flight": gate.in_flight,
             "limit": gate.limit,
             "waiting": gate.waiting,
+            "gate_closed": bool(gate.reasons),
             "closed": [*gate.reasons, *self.generator.refused.values()],
             "batches": [f"{a.lease.run}/{a.lease.batch}" for a in self.generator.active()],
             **(vitals.row() if vitals is not None else {}),

@@ -154,6 +154,7 @@ class EngineSupervisor:
     def _live(self) -> str | None:
         """One start to its end; the reason of its death, or None when it was told to stop."""
         self.state = STARTING
+        self._order = None  # it was meant for the engine that is gone
         engine = self._engine = new_engine(self._profile, self._settings, self.generation + 1)
         try:
             death = self._bring_up(engine) or self._watch(engine)

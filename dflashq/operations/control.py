@@ -85,6 +85,9 @@ def _accept(ledger: Ledger, status: RunStatus) -> str:
         ledger.add(run, [canary])
         ledger.release_canary(run)
         return f"its canary ({canary}) is added again, as a batch that nobody waits for"
+    if status.canary in ("pending", "leased"):
+        ledger.release_canary(run)
+        return f"it goes on without waiting for its canary ({canary})"
     ledger.release_canary(run, tolerated=1.0)
     return "a person accepted its rejections as they are"
 

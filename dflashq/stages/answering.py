@@ -183,7 +183,7 @@ class Answering:
                 if isinstance(exc, EngineDownError) and exc.delivered:
                     self._blame(prompt)
                 else:
-                    failures.note()
+                    failures.note(exc)
                     if await failures.follow_prompt():
                         raise failures.error(exc) from exc
                 asked_s = exc.retry_after_s if isinstance(exc, EngineRequestError) else 0.0

@@ -50,7 +50,7 @@ class Attempt:
     def __init__(self, lease: Lease, order: float) -> None:
         self.lease, self.order = lease, order
         self.number = lease.attempts + 1
-        self.begun = False
+        self.begun = self.settled = False
         self.entries: dict[str, bytes | Generation] = {}
         self._why = ""
         self._stopped = threading.Event()

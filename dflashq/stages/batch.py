@@ -84,6 +84,7 @@ class BatchWork:
         kept = attempt.patiently(lambda: self._ledger.kept(lease), "reading kept work")
         attempt.entries.update(kept.entries)
         settled = self._settle(record, prompts, kept)
+        attempt.settled = True
         composer = Composer(
             *(self._station.renderer, record.spec, attempt.number),
             {prompt.index: prompt for prompt in prompts},

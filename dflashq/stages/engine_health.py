@@ -1,8 +1,8 @@
 """Whether the engine answers at all: while it fails on everything, no other prompt is sent to it.
 
-A circuit breaker over all requests of a worker: closed gate, probe, one prompt as a trial, open
-gate. https://martinfowler.com/bliki/CircuitBreaker.html. A probe asks for one token of a prompt
-that was answered before: when that is answered again, the prompts that fail are to blame.
+A circuit breaker over all requests of a worker: a closed gate, probes, an open gate.
+https://martinfowler.com/bliki/CircuitBreaker.html. A probe asks again for the beginning of an
+answer that was given before: when it is given, the prompts that fail are to blame.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from contextlib import contextmanager
 
 from dflashq.core import metrics
 from dflashq.core.errors import EngineDownError, EngineError, EngineRequestError
-from dflashq.engine.failure_streak import OUTLIVES, OUTLIVES_LEAST_S, FailureStreak
+from dflashq.engine.failure_streak import FailureStreak
 from dflashq.engine.gate import Gate
 
 log = logging.getLogger(__name__)
 
+ENGINE_DOWN = "the engine is down"
 ENGINE_SICK = "the engine answers with errors only"
 PAUSE_S, PAUSE_CAP_S = 1.0, 60.0
 PROBE_S = 30.0  # a probe that takes longer has failed
@@ -44,8 +45,7 @@ class _Request:
 class EngineHealth:
     """Counts what the requests of one worker meet. Belongs to the thread of the loop.
 
-    `probe` sends one request of its own and raises EngineError when that fails; it returns whether
-    it was like a prompt: else its answer says little of prompts. `limit` says how
+    `probe` sends one request of its own and raises EngineError when that fails. `limit` says how
     many may be in flight on a well engine. `restart(reason)` is called once the engine has been
     sick for `sick_s`; None for a server of others, which is waited for. `sick` (why, empty while it
     is well), `sick_since_ms` and `withdrawn` may be read from any thread.
@@ -54,70 +54,65 @@ class EngineHealth:
     def __init__(
         self,
         gate: Gate,
-        probe: Callable[[], Awaitable[bool]],
-        limit: Callable[[], int],
+        probe: Callable[[], Awaitable[object]],
         note_error: Callable[[str], None],
         restart: Callable[[str], None] | None,
         sick_s: float,
     ) -> None:
-        self._gate, self._probe, self._limit = gate, probe, limit
+        self._gate, self._probe = gate, probe
         self._note_error, self._restart, self._sick_s = note_error, restart, sick_s
         self._streak = FailureStreak()
         self._running: set[_Request] = set()
         self._recovery: asyncio.Task[None] | None = None
-        self._trial: asyncio.Future[bool] | None = None
-        self._trial_since_s = self._sick_since_s = 0.0
+        self._sick_since_s = 0.0
+        self.failed = 0
         self.sick = ""
         self.sick_since_ms = 0
-        self.withdrawn = False
-        self.probe_convinces = False
         self.sicknesses = 0
 
     @property
     def answered(self) -> int:
-        """How many requests of prompts were answered so far."""
+        """How many requests of prompts were answered so far; `failed` is how many were not."""
         return self._streak.answered
 
     @property
-    def failing(self) -> int:
-        """How many senders, a probe among them, have failed since the last answer."""
-        return self._streak.senders
-
-    @property
-    def on_trial(self) -> bool:
-        """One prompt more than those in flight is let in, to see how it fares."""
-        return self._trial is not None
+    def withdrawn(self) -> bool:
+        """The batches are better off with healthy workers."""
+        return bool(self.sick)
 
     @contextmanager
     def request(self, sender: Hashable) -> Iterator[None]:
         """Watch one request of a prompt: how it ends is counted, whatever that is."""
         request = _Request(sender, time.monotonic())
         self._running.add(request)
-        if self._trial is not None:
-            self._judge_trial_later(request)
         try:
             yield
         except (EngineRequestError, EngineDownError) as exc:
             self._running.discard(request)
+            self.failed += 1
             self._note_failure(request, exc)
             raise
         else:
             self._streak.note_answer()
-            self._end_trial(well=True)
         finally:
             self._running.discard(request)
 
     async def probe_answers(self) -> bool:
-        """Ask something short; whether that was answered. A failure counts like a prompt's."""
+        """Ask for a short answer; whether it came. A failure counts in the streak of all."""
         request = _Request(PROBE, time.monotonic())
         try:
             # wait_for of Python 3.11 swallows a cancellation that comes with the answer.
             async with asyncio.timeout(PROBE_S):
-                self.probe_convinces = await self._probe()
+                await self._probe()
         except TimeoutError:
             self._note_failure(request, EngineRequestError(f"a probe took over {PROBE_S:.0f} s"))
         except EngineError as exc:
             self._note_failure(request, exc)
+        except Exception as exc:
+            # Nobody but the recovery could open the gate again: it must not end by this.
+            log.exception("the probe of the engine broke")
+            broken = f"a probe broke: {type(exc).__name__}: {exc}"
+            self._note_failure(request, EngineRequestError(broken))
         else:
             return True
         return False
@@ -127,7 +122,6 @@ class EngineHealth:
         if self._recovery is not None:
             self._recovery.cancel()
             self._recovery = None
-        self._trial = None
         self._streak.clear()
         self._recovered("another engine answers")
 
@@ -144,8 +138,8 @@ class EngineHealth:
             took_s=now - request.since_s,
             retry_after_s=exc.retry_after_s if isinstance(exc, EngineRequestError) else 0.0,
         )
-        if self._trial is not None and request.since_s >= self._trial_since_s:
-            self._end_trial(well=False)
+        if ENGINE_DOWN in self._gate.reasons:
+            return  # its supervisor knows already
         if self._recovery is None and self._streak.hits_everything(now, self._since()):
             self._gate.close(ENGINE_SICK)
             self._recovery = asyncio.get_running_loop().create_task(self._recover())
@@ -154,19 +148,15 @@ class EngineHealth:
         return (request.since_s for request in self._running)
 
     async def _recover(self) -> None:
-        """Probe until one is answered, then let one prompt through; again until one is served."""
+        """Probe until one is answered; the gate stays closed meanwhile."""
         pause_s = PAUSE_S
-        while not await self._serves():
+        while not await self.probe_answers():
             self._note_sickness()
             await self._pause(max(pause_s, self._streak.retry_after_s))
             pause_s = min(2 * pause_s, PAUSE_CAP_S)
         self._recovery = None
         self._streak.clear()
-        self._recovered("a prompt is served again")
-
-    async def _serves(self) -> bool:
-        """Whether prompts can be sent again: an answered one is answered, or the next one is."""
-        return await self.probe_answers() and (self.probe_convinces or await self._try_prompt())
+        self._recovered("it answers what it answered before")
 
     def _note_sickness(self) -> None:
         words = f"{ENGINE_SICK}, the last: {self._streak.words}"
@@ -176,38 +166,7 @@ class EngineHealth:
             self.sick_since_ms = int(time.time() * 1000)
             log.error("the engine is sick, nothing new is sent to it: %s", words)
         self.sick = words
-        # Until the next probe the batches are better off with healthy workers.
-        self.withdrawn = True
         self._note_error(words)
-        self._gate.close(ENGINE_SICK)
-
-    async def _try_prompt(self) -> bool:
-        """Whether the next prompt is served; waits for one that wants to be."""
-        self._trial = asyncio.get_running_loop().create_future()
-        self._trial_since_s = time.monotonic()
-        self.withdrawn = False
-        self._gate.set_limit(self._gate.in_flight + 1)
-        self._gate.open(ENGINE_SICK)
-        try:
-            return await self._trial
-        finally:
-            self._trial = None
-
-    def _judge_trial_later(self, request: _Request) -> None:
-        """A request that outlives those that failed is being served: nobody waits for its end."""
-        lasting_s = max(OUTLIVES_LEAST_S, OUTLIVES * self._streak.longest_s)
-
-        def judge() -> None:
-            if request in self._running:
-                self._end_trial(well=True)
-
-        asyncio.get_running_loop().call_later(lasting_s, judge)
-
-    def _end_trial(self, *, well: bool) -> None:
-        if self._trial is not None and not self._trial.done():
-            self._trial.set_result(well)
-            if not well:
-                self._gate.close(ENGINE_SICK)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, or have the engine started anew once it has been sick for too long."""
@@ -224,6 +183,5 @@ class EngineHealth:
         if self.sick:
             lasted_s = time.monotonic() - self._sick_since_s
             log.info("the engine is well after %.0f s: %s", lasted_s, how)
-        self.sick, self.sick_since_ms, self.withdrawn = "", 0, False
-        self._gate.set_limit(self._limit())
+        self.sick, self.sick_since_ms = "", 0
         self._gate.open(ENGINE_SICK)

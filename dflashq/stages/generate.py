@@ -19,7 +19,6 @@ from dflashq.core.errors import (
     EngineMismatchError,
     LeaseLostError,
     LedgerError,
-    LedgerUnreachableError,
 )
 from dflashq.ledger import Lease, LeaseKeeper, Ledger
 from dflashq.ledger.records import Claim
@@ -45,7 +44,7 @@ class Generator:
 
     `taken` counts the hints taken so far, for whoever watches the consumer; `refused` says, by
     run, why this engine may not answer for it; `peers` are the healthy workers that serve the same
-    queue, as they were seen last.
+    queue, as they were seen last, with the runs that each refuses.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Generator:
         self._active: set[Attempt] = set()
         self._changed = threading.Condition()
         self.refused: dict[str, str] = {}
-        self.peers: list[str] = []
+        self.peers: dict[str, frozenset[str]] = {}
         self._avoid: dict[tuple[str, str], float] = {}
         self.draining = threading.Event()
 
@@ -79,7 +78,11 @@ class Generator:
         """
         self.taken += 1
         if self._withdrawn():
+            # The hint is published again by the next sweep: nobody need take it before.
+            self.draining.wait(self.settings.sweep_s)
             return "left to healthy workers: the engine is sick"
+        if len(self.active()) >= self.settings.concurrency:
+            return "all places are taken by batches that were claimed without hints"
         try:
             lease = self._claim(run, batch)
         except LedgerError as exc:
@@ -96,9 +99,12 @@ class Generator:
             self._ledger, self.queue, self._worker, self.settings.lease_ttl_s
         )
         # What is still being served ends first: a server that limits new requests goes on with it.
-        if self._withdrawn() and not self._station.gate.in_flight:
+        # Kept work that is full gets room by a commit alone: then nothing is handed back.
+        idle = not self._station.gate.in_flight and not self._station.keeping.full
+        if self._withdrawn() and idle:
             for attempt in self.active():
-                attempt.stop(SICK)
+                if not attempt.settled:
+                    attempt.stop(SICK)
 
     def _withdrawn(self) -> bool:
         """Whether this engine fails on everything and another worker is well. Does not block."""
@@ -206,8 +212,14 @@ class Generator:
     def _avoided(self, run: str) -> list[str]:
         """Batches of a run that failed here and wait for another engine, while there is one."""
         now = time.monotonic()
-        self._avoid = {key: until for key, until in list(self._avoid.items()) if until > now}
-        return [batch for name, batch in self._avoid if name == run] if self.peers else []
+        with self._changed:
+            self._avoid = {key: until for key, until in self._avoid.items() if until > now}
+            avoided = [batch for name, batch in self._avoid if name == run]
+        return avoided if avoided and self._another_engine(run) else []
+
+    def _another_engine(self, run: str) -> bool:
+        """Whether a well worker could take a batch of this run. Does not block."""
+        return any(run not in refused for refused in self.peers.values())
 
     def _claim_batch(self, run: str, batch: str, avoid: Iterable[str] = ()) -> Claim:
         """This batch and no other, or the run's oldest when it is ''."""
@@ -248,13 +260,15 @@ class Generator:
         work = BatchWork(
             *(attempt, self._station, self._ledger, self._blobs, self._records, self._salvage),
             breaker=self._breaker,
-            another_engine=lambda: bool(self.peers),
+            another_engine=lambda: self._another_engine(attempt.lease.run),
         )
         try:
             ref = work.run()
         except StoppedError as exc:
             if isinstance(exc, HandOverError):
-                self._avoid[attempt.lease.run, attempt.lease.batch] = time.monotonic() + AVOID_S
+                with self._changed:
+                    key = (attempt.lease.run, attempt.lease.batch)
+                    self._avoid[key] = time.monotonic() + AVOID_S
             return self._hand_back(attempt, exc.why)
         except LeaseLostError as exc:
             return self._lose(attempt, exc)
@@ -285,7 +299,7 @@ class Generator:
             why = self._station.sick or "its engine was sick"
         # A worker that goes on has time for it, however long Redis refuses what is finished.
         while not self._station.keeping.flush(attempt, FLUSH_S):
-            if self.draining.is_set():
+            if self.draining.is_set() or self._station.keeping.full:
                 log.warning(
                     "handed back before all finished work was kept: run=%s batch=%s",
                     *(attempt.lease.run, attempt.lease.batch),
@@ -360,7 +374,7 @@ class Generator:
     def _tell(attempt: Attempt, call: Callable[[], object]) -> None:
         try:
             call()
-        except LedgerUnreachableError as exc:
+        except LedgerError as exc:
             log.warning(
                 "the ledger did not hear of it, the lease will run out: run=%s batch=%s: %s",
                 *(attempt.lease.run, attempt.lease.batch, exc),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
-from dflashq.core.errors import EngineError
+from dflashq.core.errors import EngineError, EngineRequestError
 from dflashq.engine.gate import Gate
 from dflashq.stages.engine_health import EngineHealth
 
 TRIES = 5
+# A server that is overloaded fails whoever comes too much; only a long series means the prompt.
+OVERLOAD_TRIES, OVERLOAD = 20, frozenset({429, 503})
 OTHERS = 3  # so many answers to other prompts meanwhile show that the engine works
 
 
@@ -24,38 +26,33 @@ class PromptFailures:
 
     def __init__(self, health: EngineHealth, gate: Gate) -> None:
         self._health, self._gate = health, gate
-        self._begin()
+        self._count, self._overloads, self._sicknesses = 0, 0, health.sicknesses
 
-    def _begin(self) -> None:
-        self._count, self._since_s = 0, time.monotonic()
-        self._answered, self._sicknesses = self._health.answered, self._health.sicknesses
-
-    @property
-    def count(self) -> int:
-        """How often it has failed since the engine was last seen to fail on everything."""
-        return self._count
-
-    def note(self) -> None:
-        """It failed once more."""
-        if self._sicknesses != self._health.sicknesses:
-            # What hit every prompt says nothing of this one.
-            self._begin()
+    def note(self, exc: EngineError) -> None:
+        """It failed once more. What hit every prompt meanwhile says nothing of this one."""
+        health = self._health
+        if not self._count or self._sicknesses != health.sicknesses:
+            self._count, self._overloads, self._since_s = 0, 0, time.monotonic()
+            self._sicknesses = health.sicknesses
+            self._answered, self._failed = health.answered, health.failed - 1
         self._count += 1
+        if isinstance(exc, EngineRequestError) and (exc.status in OVERLOAD or exc.retry_after_s):
+            self._overloads += 1
 
     async def follow_prompt(self) -> bool:
-        """Whether the prompt is to blame: the engine answers others, or a probe when there is none.
+        """Whether the prompt is to blame: more others are answered than fail, or a probe is.
 
         Sends a probe when nothing else is in flight.
         """
         health = self._health
         if self._count < TRIES or health.sick:
             return False
-        if health.answered - self._answered >= OTHERS:
+        answered = health.answered - self._answered
+        others_failed = health.failed - self._failed - self._count
+        tries = OVERLOAD_TRIES if self._overloads else TRIES
+        if self._count >= tries and answered >= OTHERS and answered > others_failed:
             return True
-        if self._gate.in_flight or not await health.probe_answers():
-            return False
-        # A probe that is unlike a prompt proves nothing while other prompts fail as well.
-        return health.probe_convinces or health.failing <= 1
+        return self._gate.in_flight == 0 and await health.probe_answers()
 
     def error(self, last: EngineError) -> PromptFailureError:
         """What is told of it, with the server's words."""

@@ -126,7 +126,9 @@ class Settlement:
                 *(self._attempt.lease.run, self._attempt.lease.batch, prompt.index, exc),
             )
             self._keep_entry(*failure_entry(prompt.index, Failure(worker, _words(exc))))
-        if any(not _internal(exc) for _, exc in failed) and self._another_engine():
+        # What could not be kept would be generated again: a full ledger wants this batch committed.
+        movable = not self._station.keeping.full and self._another_engine()
+        if movable and any(not _internal(exc) for _, exc in failed):
             some = ", ".join(str(prompt.index) for prompt, _ in failed[:SHOWN])
             raise HandOverError(
                 self._attempt.lease,

@@ -28,18 +28,19 @@ from dflashq.engine.truth import Truth
 from dflashq.ledger import Lease
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.blockage import Blockage
-from dflashq.stages.engine_health import EngineHealth
+from dflashq.stages.engine_health import ENGINE_DOWN, EngineHealth
 from dflashq.stages.keeping import Keeping
 from dflashq.stages.loop import LoopThread
 
 log = logging.getLogger(__name__)
 
-ENGINE_DOWN = "the engine is down"
 DRAINING = "draining"
 # SGLang's main process outlives its scheduler by up to 8 s.
 DEATH_WAIT_S = 15.0
 ERROR_CHARS = 500
 _SAY: list[Message] = [{"role": "user", "content": "Say something."}]
+# Long enough to show that it decodes, short enough for an engine that is busy.
+_PROBE_SAMPLING = Sampling(temperature=0.0, max_new_tokens=64)
 _OURS = Conversation(_SAY, None, thinking=False)
 
 
@@ -65,7 +66,6 @@ class Station:
         self.health = EngineHealth(
             self.gate,
             self._probe,
-            lambda: self._admission.limit if self._admission is not None else 1,
             self.note_error,
             None if profile.launch.kind == "external" else self._restart_engine,
             profile.launch.sick_s,
@@ -79,7 +79,7 @@ class Station:
         self.engine_id = ""
         self.last_error = ""
         self.output_tokens = 0
-        # A first turn that some engine has answered: what a probe asks again, for one token.
+        # A first turn that some engine has answered: what a probe asks again.
         self.control: tuple[list[int], Conversation] | None = None
         self.engine_records: dict[str, dict[str, Any]] = {}
         self.context_length: int | None = profile.model.context_length
@@ -130,32 +130,24 @@ class Station:
         admission = self._admission
         if admission is not None and admission.see(time.monotonic(), vitals):
             log.info("%d generations in flight from now on: %s", admission.limit, admission.why)
-            self.loop.loop.call_soon_threadsafe(self._apply_limit, admission.limit)
-
-    def _apply_limit(self, limit: int) -> None:
-        if not self.health.on_trial:
-            self.gate.set_limit(limit)
+            self.loop.loop.call_soon_threadsafe(self.gate.set_limit, admission.limit)
 
     @property
     def sick(self) -> str:
         """Why the engine counts as sick: it answers with errors only. Empty while it is well."""
         return self.health.sick
 
-    async def _probe(self) -> bool:
-        """One token for a prompt that was answered before, or else for a short one of ours.
+    async def _probe(self) -> None:
+        """The beginning of an answer that was given before; EngineError when it does not come.
 
-        Whether it was a prompt's. EngineError when no token comes.
+        Before any, the same of a conversation of ours: the engine's check had one generated.
         """
-        ids, conversation = self.control or (
-            self.renderer.render(_SAY, None, thinking=False),
-            _OURS,
-        )
+        ours = self.renderer.render(_SAY, None, thinking=False), _OURS
+        ids, conversation = self.control or ours
         await self.client.generate(
-            *(ids, Sampling(temperature=0.0, max_new_tokens=1), f"probe-{secrets.token_hex(13)}"),
-            self.markers.end_ids,
+            *(ids, _PROBE_SAMPLING, f"probe-{secrets.token_hex(13)}", self.markers.end_ids),
             conversation,
         )
-        return self.control is not None
 
     def _restart_engine(self, reason: str) -> None:
         """Have the supervisor start another engine; no prompt in flight is to blame for that."""

@@ -14,7 +14,7 @@ from dflashq.core.errors import EngineError, EngineRefusedError, EngineRequestEr
 from dflashq.engine import failure_streak
 from dflashq.engine.gate import Gate
 from dflashq.stages import engine_health
-from dflashq.stages.engine_health import ENGINE_SICK, EngineHealth
+from dflashq.stages.engine_health import ENGINE_DOWN, ENGINE_SICK, EngineHealth
 
 LIMIT = 7
 
@@ -24,24 +24,25 @@ class Bench:
 
     def __init__(self, *, sick_s: float = 3600.0, ours: bool = False) -> None:
         self.gate = Gate(LIMIT)
-        self.answers = self.convinces = False
+        self.answers = False
+        self.bug: Exception | None = None
         self.probes = 0
         self.restarts: list[str] = []
         self.errors: list[str] = []
         self.health = EngineHealth(
             self.gate,
             self.probe,
-            lambda: LIMIT,
             self.errors.append,
             self.restarts.append if ours else None,
             sick_s,
         )
 
-    async def probe(self) -> bool:
+    async def probe(self) -> None:
         self.probes += 1
+        if self.bug is not None:
+            raise self.bug
         if not self.answers:
             raise EngineRequestError("HTTP 500: broken", status=500)
-        return self.convinces
 
     def ask(self, sender: object = "x", error: EngineError | None = None) -> None:
         """One request that ends at once, with `error` or an answer."""
@@ -67,7 +68,7 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_sick_engine_gets_no_prompt_until_one_is_served() -> None:
+def test_a_sick_engine_gets_no_prompt_until_a_probe_is_answered() -> None:
     async def scene() -> None:
         bench = Bench()
         bench.fall_sick()
@@ -75,29 +76,39 @@ def test_a_sick_engine_gets_no_prompt_until_one_is_served() -> None:
         assert bench.health.sick_since_ms > 0
         await until(lambda: bench.probes > 3)
         assert bench.health.withdrawn
+        assert bench.gate.reasons == (ENGINE_SICK,)
         bench.answers = True
         await until(lambda: not bench.gate.reasons)
-        assert bench.health.on_trial
-        assert bench.gate.limit == 1
-        assert bench.health.sick, "a probe alone proves nothing"
-        assert not bench.health.withdrawn, "or no batch would come to be tried"
-        bench.ask()
-        await until(lambda: not bench.health.sick)
-        assert (bench.gate.limit, bench.gate.reasons) == (LIMIT, ())
+        assert not bench.health.sick
+        assert not bench.health.withdrawn
 
     asyncio.run(scene())
 
 
-def test_an_engine_that_serves_probes_only_stays_sick() -> None:
+@pytest.mark.parametrize("bug", [AttributeError("list has no get"), OverflowError("too far")])
+def test_a_probe_that_breaks_is_a_probe_that_fails(bug: Exception) -> None:
+    """The recovery ended by it, and the gate stayed closed for ever without a word."""
+
     async def scene() -> None:
         bench = Bench()
-        bench.answers = True
+        bench.bug = bug
         bench.fall_sick()
-        for number in range(5):
-            await until(lambda: bench.health.on_trial)
-            bench.ask(number, EngineRequestError("HTTP 500: out of memory", status=500))
-            await until(lambda: not bench.health.on_trial)
-            assert bench.health.sick.endswith("HTTP 500: out of memory")
+        await until(lambda: bench.probes > 2)
+        assert type(bug).__name__ in bench.health.sick
+        bench.bug, bench.answers = None, True
+        await until(lambda: not bench.gate.reasons)
+
+    asyncio.run(scene())
+
+
+def test_what_hits_an_engine_that_is_down_is_left_to_its_supervisor() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        bench.gate.close(ENGINE_DOWN)
+        for number in range(10 * failure_streak.STREAK):
+            bench.ask(number, EngineRequestError("HTTP 500: x", status=500))
+        assert bench.gate.reasons == (ENGINE_DOWN,)
+        assert bench.probes == 0
 
     asyncio.run(scene())
 
@@ -107,7 +118,7 @@ def test_prompts_that_fail_beside_one_that_is_answered_again_are_to_blame() -> N
 
     async def scene() -> None:
         bench = Bench()
-        bench.answers = bench.convinces = True
+        bench.answers = True
         for _ in range(20):
             bench.fall_sick()
             await until(lambda: not bench.gate.reasons)
@@ -120,27 +131,10 @@ def test_prompts_that_fail_beside_one_that_is_answered_again_are_to_blame() -> N
 def test_what_to_do_about_the_key_is_said_when_all_are_refused() -> None:
     async def scene() -> None:
         bench = Bench()
-        bench.answers = True
+        bench.bug = EngineRequestError("HTTP 403: no", status=403)
         bench.fall_sick()
-        await until(lambda: bench.health.on_trial)
-        bench.ask("x", EngineRequestError("HTTP 403: no", status=403))
         await until(lambda: bench.health.sick)
         assert "HTTP 403: no. Set its key" in bench.health.sick
-
-    asyncio.run(scene())
-
-
-def test_a_prompt_that_outlives_the_failures_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answer may take half an hour: nobody waits for that."""
-    monkeypatch.setattr(engine_health, "OUTLIVES_LEAST_S", 0.01)
-
-    async def scene() -> None:
-        bench = Bench()
-        bench.answers = True
-        bench.fall_sick()
-        await until(lambda: bench.health.on_trial)
-        with bench.health.request("long"):
-            await until(lambda: bench.gate.limit == LIMIT)
 
     asyncio.run(scene())
 
@@ -187,7 +181,7 @@ def test_retry_after_is_waited_for_by_all(monkeypatch: pytest.MonkeyPatch) -> No
             await real_sleep(0)
         bench.health.reset()
 
-    async def limited_probe(self: Bench) -> bool:
+    async def limited_probe(self: Bench) -> None:
         raise EngineRequestError("HTTP 429: slow down", status=429, retry_after_s=30.0)
 
     monkeypatch.setattr(Bench, "probe", limited_probe)

@@ -34,11 +34,15 @@ def good(prompt_ids: list[int]) -> Generation:
 class Health:
     """Counts answers; everybody else is answered."""
 
-    sick, sicknesses, answered, failing, probe_convinces = "", 0, 0, 0, True
+    sick, sicknesses, answered, failed = "", 0, 0, 0
 
     @contextmanager
     def request(self, sender: object) -> Iterator[None]:
-        yield
+        try:
+            yield
+        except EngineError:
+            self.failed += 1
+            raise
         self.answered += 1
 
     async def probe_answers(self) -> bool:
@@ -55,7 +59,7 @@ class Place:
         self.markers, self.engine_id, self.output_tokens = MARKERS, "e1", 0
         self.context_length = None
         self.client = SimpleNamespace(generate=generate)
-        self.keeping = SimpleNamespace(add=self._add)
+        self.keeping = SimpleNamespace(add=self._add, full=False)
 
     async def admit(self, attempt: Attempt, *, alone: bool) -> None:
         await asyncio.sleep(0)
@@ -129,6 +133,14 @@ def test_another_engine_decides_where_there_is_one() -> None:
     kept = decode_kept(raw)
     assert kept.failures[BAD].worker == "w0@a"
     assert len(kept.generations) == 7
+
+
+def test_a_full_ledger_wants_the_batch_committed_here() -> None:
+    """Handed over, it would wait for room that only its own commit makes."""
+    place = Place(render, failing)
+    place.keeping.full = True
+    verdicts, _ = settle(place, others=True)
+    assert verdicts[BAD].reason == "engine_error"
 
 
 def test_what_failed_on_another_engine_too_is_rejected_at_once() -> None:
