@@ -38,6 +38,7 @@ app.conf.update(
     broker_channel_error_retry=True,  # a refusal, as in a failover, is waited out like an outage
     broker_transport_options=broker_options(),
 )
+app.Task.Request = "workers.hint_request:HintRequest"
 app.user_options["worker"].add(
     Option(["--gpu"], default=None, help="GPU to pin this worker to: index or UUID. [DFLASHQ_GPU]")
 )

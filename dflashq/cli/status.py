@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
@@ -38,7 +38,9 @@ def status(session: Session, run: str | None, as_json: bool) -> None:
 
 def _all(ledger: Ledger, as_json: bool) -> None:
     workers = worker_views(ledger.workers())
-    found = [run_view(ledger.status(run), workers) for run in sorted(ledger.runs())]
+    refusal = ledger.refusal()
+    statuses = [replace(ledger.status(run), refusal=refusal) for run in sorted(ledger.runs())]
+    found = [run_view(status, workers) for status in statuses]
     if as_json:
         answer({"runs": [v.to_json() for v in found], "workers": [asdict(w) for w in workers]})
         return

@@ -44,7 +44,7 @@ class Details:
 
 def read_details(ledger: Ledger, run: str) -> Details:
     """A run as it stands now; blocks on Redis. UnknownRunError when there is none."""
-    status = ledger.status(run)
+    status = replace(ledger.status(run), refusal=ledger.refusal())
     workers = worker_views(ledger.workers())
     stories = {
         batch: [str(event["what"]) for event in ledger.story(run, batch)]

@@ -338,6 +338,10 @@ class Ledger(WorkerRows):
         """Write and read for real; returns the server's version. For `doctor` and boot."""
         return probe.check(self._redis, self._settings)
 
+    def refusal(self) -> str:
+        """What Redis says to a write now; empty when it takes it, or may not be asked. Blocks."""
+        return probe.refusal(self._redis, self._settings)
+
     @property
     def outage(self) -> Outage:
         """Whether Redis refuses something or is away, as this process met it. Does not block."""

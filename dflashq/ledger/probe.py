@@ -7,7 +7,7 @@ from typing import Any
 
 from dflashq.config import Settings
 from dflashq.core import keys
-from dflashq.core.errors import LedgerError, LedgerUnreachableError
+from dflashq.core.errors import LedgerError, LedgerRefusedError, LedgerUnreachableError
 from dflashq.ledger.connection import address, connect, translated
 from dflashq.ledger.refusal import Need, passes
 
@@ -41,6 +41,18 @@ def check(client: Any, settings: Settings) -> str:
             f"Redis at {where} did not bring a probe to disk within 5 s: see how busy its disk is."
         )
     return str(about.get("valkey_version") or about["redis_version"])
+
+
+def refusal(client: Any, settings: Settings) -> str:
+    """What Redis says to a write, where it refuses one for a while; else empty. Blocks."""
+    try:
+        with translated(address(settings), "trying a write", Need.WRITE):
+            client.set(_name(), "1", px=1000)
+    except LedgerRefusedError as exc:
+        return exc.words or str(exc)
+    except LedgerError:
+        return ""  # a reader's account, or no answer: whoever reads next says so
+    return ""
 
 
 def check_anew(settings: Settings) -> None:

@@ -69,7 +69,8 @@ class RunStatus:
 
     `waits_for` is the canary batch while the others wait for it, and `canary` where that is:
     pending, leased, done (not judged yet), dead, or lost (in none of these); both are empty
-    otherwise. `claims` counts the leases ever given.
+    otherwise. `claims` counts the leases ever given. `refusal` is what Redis says to a write now,
+    where somebody has tried one; empty when it takes it.
     """
 
     name: str
@@ -90,6 +91,7 @@ class RunStatus:
     waits_for: str = ""
     claims: int = 0
     canary: str = ""
+    refusal: str = ""
 
     @property
     def known(self) -> int:

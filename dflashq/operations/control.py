@@ -64,8 +64,9 @@ def _try_again(ledger: Ledger, status: RunStatus) -> str:
         return f"its canary ({canary}) is added again, and the others wait until it has passed"
     if status.canary == "done":
         return (
-            f"its canary ({canary}) is judged again: unless the cause is gone, the run pauses "
-            "itself again within seconds"
+            f"its canary ({canary}) is judged again, from the results that it has: if they were "
+            f"the reason of the pause, the run pauses again. `dflashq resume {run} --accept` takes "
+            f"them as they are, and then `dflashq backfill {run} --rejected` runs them again"
         )
     if status.finished:
         return "nothing of it is left to do"

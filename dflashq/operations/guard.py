@@ -27,8 +27,8 @@ from dflashq.operations.sweep import hint_pending
 log = logging.getLogger(__name__)
 
 WHAT_TO_DO = (
-    "read them in the rejected object on S3 (dflashq verify {run} names it); go on as it is with "
-    "`dflashq resume {run} --accept`, or `dflashq cancel {run}`"
+    "read them with `dflashq show {run} INDEX`; go on with `dflashq resume {run} --accept`, after "
+    "which `dflashq backfill {run} --rejected` runs them again, or `dflashq cancel {run}`"
 )
 # What a missing or damaged object raises, at every look and in every worker.
 _LASTING = (BlobMissingError, ConflictError, UnknownRunError)

@@ -32,6 +32,7 @@ class Condition(StrEnum):
     CANARY_UNJUDGED = "canary_unjudged"
     CANARY_PENDING = "canary_pending"
     CANARY_AT_WORK = "canary_at_work"
+    REDIS_REFUSES = "redis_refuses"
     NO_WORKER = "no_worker"
     NOT_SERVED = "not_served"
     REFUSED = "refused"
@@ -63,8 +64,8 @@ _MOVES_BY_ITSELF = {
 _REMEDIES = {
     Condition.ENGINES_STARTING: "a start takes minutes, then the work begins",
     Condition.ENGINES_SICK: (
-        "a worker tries its engine again and restarts it by itself; if this stays, run dflashq "
-        "doctor on that host"
+        "a worker tries its engine again by itself, and restarts one of its own; if this stays, "
+        "run dflashq doctor on that host"
     ),
     Condition.GATES_CLOSED: "mend what is named there, or start another worker",
     Condition.ENGINES_DOWN: (
@@ -92,6 +93,11 @@ def run_condition(
     over = _ended(status)
     if over is not None:
         return RunCondition(over.condition, f"{done}{over.sentence}")
+    if status.refusal:
+        waits = "workers wait for it, and look silent while they cannot announce themselves"
+        return RunCondition(
+            Condition.REDIS_REFUSES, f"{done}, Redis refuses writes ({status.refusal}): {waits}"
+        )
     alive = [worker for worker in workers if worker.alive]
     left = "" if left_s is None else f", about {in_words(left_s)} left"
     now = _standstill(status) or _workers(status, alive, f"{tokens_per_s:,.0f} tokens/s{left}")

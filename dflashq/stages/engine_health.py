@@ -160,6 +160,8 @@ class EngineHealth:
 
     def _note_sickness(self) -> None:
         words = f"{ENGINE_SICK}, the last: {self._streak.words}"
+        if self._streak.retry_after_s:
+            words += f" (it asks to wait {self._streak.retry_after_s:.0f} s, and is given that)"
         if not self.sick:
             self.sicknesses += 1
             self._sick_since_s = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -43,17 +44,17 @@ def waited_out(arena: Arena, words: str) -> Iterator[Callable[[], bool]]:
 
 
 def test_refusals_of_redis_cost_nothing(two: Arena) -> None:
-    held: set[str] = set()
+    held, since = set[str](), time.time()
     two.set_faults(slow=8.0)
-    two.begin("refused", 720, batch_size=180)
+    two.begin("redis-refuses", 720, batch_size=180)
     with same_workers(two):
         for words, refusal in REFUSALS.items():
-            held |= two.wait_kept("refused", 4)
+            held |= two.wait_kept("redis-refuses", 4)
             with waited_out(two, words) as closed, refusal(two.redis):
                 wait_until(closed, f"all gates close for {words}")
         two.set_faults()
-        finish(two, "refused", 720, held)
-    assert set(two.asked().values()) == {1}
+        finish(two, "redis-refuses", 720, held)
+    assert set(two.asked(since).values()) == {1}
 
 
 def test_a_fleet_that_starts_on_a_full_redis_works_it_empty(two: Arena) -> None:

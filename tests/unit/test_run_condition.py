@@ -85,6 +85,9 @@ TABLE: list[tuple[RunStatus, list[WorkerView], str, str]] = [
     (behind_canary("leased"), [worker(**W1)], "holder_silent", "held by w0, not heard of lately"),
     (behind_canary("leased"), [worker(engine="down"), worker(**W1)], "engines_down", "w0 is down"),
     (status(), [worker(silent_s=31)], "no_worker", "start one with celery -A workers worker"),
+    (status(refusal="NOREPLICAS no"), [], "redis_refuses", "(NOREPLICAS no): workers wait for it"),
+    (status(refusal="MISCONF"), [worker(silent_s=99)], "redis_refuses", "look silent while"),
+    (status(refusal="MISCONF", state="paused"), [worker()], "paused", "dflashq resume r"),
     (status(), [worker(queue="b"), worker(queue="a")], "not_served", "queue q (they serve a, b)"),
     (status(), [worker(queue="")], "pending", "does not work on it yet"),
     (
