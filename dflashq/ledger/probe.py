@@ -47,7 +47,7 @@ def refusal(client: Any, settings: Settings) -> str:
     """What Redis says to a write, where it refuses one for a while; else empty. Blocks."""
     try:
         with translated(address(settings), "trying a write", Need.WRITE):
-            client.set(_name(), "1", px=1000)
+            client.delete(_name())  # a write that a full server takes
     except LedgerRefusedError as exc:
         return exc.words or str(exc)
     except LedgerError:

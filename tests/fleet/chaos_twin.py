@@ -34,7 +34,7 @@ class Twins:
     def start(self, name: str) -> Callable[[], bool]:
         """One twin of the worker `name`; the check that is True once the twin has ended."""
         worker = self._arena.named[name]
-        held = self._watch.held(worker.name)
+        held, since_ms = self._watch.held(worker.name), self._arena.ledger.now_s() * 1000
         elsewhere = {
             "lock_dir": self._folder / "locks",
             "state_dir": self._folder / "state",
@@ -45,17 +45,26 @@ class Twins:
         def ended() -> bool:
             if twin.process.poll() is None:
                 return False
-            self._account(worker, twin, held)
+            self._account(worker, twin, held, since_ms)
             return True
 
         return ended
 
-    def _account(self, worker: Worker, twin: Worker, held: set[Held]) -> None:
+    def _account(self, worker: Worker, twin: Worker, held: set[Held], since_ms: float) -> None:
         self.exits[twin.process.returncode] += 1
         if twin.process.returncode == 0:
             self.problems.append(f"a twin of {worker.name} ended with 0: it was let in")
         if worker.process.poll() is not None:
             self.problems.append(f"{worker.name} ended while its twin started")
-        for lease in held - self._watch.held(worker.name):
-            if not self._watch.is_done(lease):
-                self.problems.append(f"a twin cost {worker.name} its lease of {lease}")
+        for run, batch, fence in held - self._watch.held(worker.name):
+            story = self._arena.ledger.story(run, batch)
+            # What the worker handed back itself, for another engine to try, no twin has taken.
+            if any(e["at"] >= since_ms and taken_from(worker.name, str(e["what"])) for e in story):
+                self.problems.append(
+                    f"a twin cost {worker.name} its lease of {run}/{batch} {fence}"
+                )
+
+
+def taken_from(worker: str, sentence: str) -> bool:
+    """Whether a batch's story says that this worker was taken for dead."""
+    return f"worker {worker} " in sentence and "fell silent past its lease" in sentence

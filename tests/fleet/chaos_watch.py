@@ -84,12 +84,6 @@ class Watch:
                 if owner == worker
             }
 
-    def is_done(self, lease: Held) -> bool:
-        """Whether the batch of a lease is done."""
-        run, batch, _ = lease
-        with self._lock:
-            return bool(self._redis.hexists(keys.redis_run(run, "done"), batch))
-
     def _watch(self) -> None:
         while not self._stop.wait(PERIOD_S):
             for run, batches in list(self.runs.items()):

@@ -19,6 +19,7 @@ from tests.fleet.chaos_report import (
     note_dead,
     recovery,
 )
+from tests.fleet.chaos_twin import taken_from
 from tests.fleet.chaos_watch import Loss, Seen
 
 
@@ -118,3 +119,11 @@ def test_a_short_chaos_loses_doubles_and_repeats_nothing(tmp_path: Path) -> None
     outcome = run_chaos(tmp_path, minutes=0.5, kills=0, seed=7, workers=3)
     assert outcome.clean, (outcome.problems, outcome.again)
     assert outcome.prompts >= 400
+
+
+def test_a_lease_that_a_worker_gave_back_itself_cost_no_twin() -> None:
+    silent = "worker w0@test (boot ab on host x) fell silent past its lease"
+    assert taken_from("w0@test", silent)
+    assert taken_from("w0@test", f"{silent} and was started anew")
+    assert not taken_from("w1@test", silent)
+    assert not taken_from("w0@test", "worker w0@test handed it back (index 7 failed here)")
