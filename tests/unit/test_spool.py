@@ -246,6 +246,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         assert spooled_count == count
         peaks.append(peak)
     # Only the table of ids grows: 16 bytes a slot, at most doubled. VmHWM is in KiB, and unlike
-    # ru_maxrss begins anew with the program.
-    assert peaks[1] - peaks[0] < 8 * 1024
+    # ru_maxrss begins anew with the program. The rows themselves would be ten times the bound.
+    assert peaks[1] - peaks[0] < 16 * 1024
     assert peaks[1] < 200 * 1024
