@@ -33,8 +33,8 @@ class EngineClient(Protocol):
         """One assistant turn: `prompt_ids` is `conversation` as we render it.
 
         `rid` must be unique and of fixed length. Raises EngineRefusedError (this prompt, for good),
-        EngineRequestError (try again), EngineDownError (no answer), EngineError (not such a
-        server), and what `watch` raises where the engine streams. Cancelling it frees the engine
+        EngineRequestError (it failed: the prompt's fault or the engine's), EngineDownError (no
+        answer), and what `watch` raises where the engine streams. Cancelling it frees the engine
         at once.
         """
 

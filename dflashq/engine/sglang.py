@@ -45,8 +45,8 @@ class SGLangClient(Wire):
         """One assistant turn for `prompt_ids`, with the ids exactly as sampled.
 
         `rid` must be unique and of fixed length (the server aborts by prefix). Raises
-        EngineRefusedError (this prompt, for good), EngineRequestError (try again; also an abort
-        and a malformed answer), EngineDownError (no answer), EngineError (not such a server).
+        EngineRefusedError (this prompt, for good), EngineRequestError (any other failure, also an
+        abort and a malformed answer), EngineDownError (no answer).
         Safe to repeat with another rid. `watch` sees the ids so far of a streamed answer; what it
         raises ends the generation. Cancelling it aborts the request on the engine, which by
         itself notices a dropped connection only after seconds.
