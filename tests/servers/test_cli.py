@@ -54,8 +54,13 @@ def answer(*args: str, code: int = 0) -> Any:
 
 
 def start(*args: str, settings: Settings, code: str = PROGRAM) -> subprocess.Popen[str]:
+    """The command as its own process, which hears Ctrl-C even where this one was told not to.
+
+    A shell lets what it runs in the background ignore SIGINT, and children inherit that.
+    """
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     return subprocess.Popen(
-        [sys.executable, "-c", code, *args],
+        [sys.executable, "-c", hears + code, *args],
         env=environment(settings),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
