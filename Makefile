@@ -39,9 +39,9 @@ engine: setup
 
 # Most of these wait for servers and processes, so more of them run at once than there are cores.
 test: check engine
-	$(BIN)/pytest -n 4 tests/servers tests/ledger tests/embedded tests/web -m "not sglang"
-	$(BIN)/pytest -n 2 tests/engine tests/fleet -m "not sglang"
-	$(BIN)/pytest tests/engine tests/embedded tests/fleet -m sglang
+	$(BIN)/pytest -n 4 tests/integration -m "not sglang"
+	$(BIN)/pytest -n 2 tests/fleet tests/chaos -m "not sglang"
+	$(BIN)/pytest tests/integration tests/fleet -m sglang
 
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
@@ -58,10 +58,10 @@ KILLS ?= 0
 SEED ?= 0
 
 chaos: setup
-	$(BIN)/python -m tests.fleet.chaos --minutes $(MINUTES) --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --kills $(KILLS) --seed $(SEED)
 
 bench: engine
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.benchmarks
 
 acceptance: engine
 	$(BIN)/python -m tests.acceptance

@@ -20,7 +20,7 @@ from dflashq.core.errors import DflashqError
 from dflashq.embedded import local
 from dflashq.embedded.cpu_engine import ensure_engine, ensure_smollm2
 from dflashq.embedded.pidfile import ProcessRecord
-from dflashq.embedded.ports import free_port
+from dflashq.system.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 STATE = ROOT / "build" / "demo"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -17,10 +16,11 @@ from pydantic import SecretStr
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.errors import EmbeddedError
-from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3, free_s3_port
-from tests.produced import files, spellings
+from dflashq.system.ports import free_port
+from tests.support.paths import ROOT
+from tests.support.secret_scan import files, spellings
 
 # A busy machine makes examples slow, and a bound on their time tells of nothing else.
 hypothesis.settings.register_profile(
@@ -28,7 +28,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("ours")
 
-pytest_plugins = ["tests.sglang_fixture"]
+pytest_plugins = ["tests.support.sglang"]
 
 REDIS_PASSWORD = 'pass "word" \\ with #odd chars'
 ACCESS_KEY, SECRET_KEY, BUCKET = "test-access", "test-secret-0123456789", "dflashq-test"
@@ -116,4 +116,4 @@ def blobs(settings: Settings) -> Blobs:
 @pytest.fixture
 def repository() -> Path:
     """The root of the source tree."""
-    return Path(os.path.abspath(__file__)).parent.parent
+    return ROOT

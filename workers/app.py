@@ -12,7 +12,7 @@ from click import Option
 from dflashq.config import load
 from dflashq.ledger.connection import broker_options
 from dflashq.ledger.hints import NORMAL
-from workers import signals, steps
+from workers import bootsteps, signals
 
 settings = load()
 
@@ -48,5 +48,5 @@ app.user_options["worker"].add(
 app.user_options["worker"].add(
     Option(["--rows"], is_flag=True, help="Write training rows; no engine, no GPU.")
 )
-steps.install(app)
+bootsteps.install(app)
 signals.install()

@@ -9,8 +9,8 @@ from typing import Any
 from celery import signals
 from celery.worker import state as worker_state
 
-from dflashq.system.background import install_excepthook
-from workers import desk, logs
+from dflashq.system.threads import install_excepthook
+from workers import log_setup, runtime
 
 
 def install() -> None:
@@ -22,13 +22,13 @@ def install() -> None:
 
 
 def _log(loglevel: int | None = None, logfile: str | None = None, **_: Any) -> None:
-    logs.configure(loglevel or logging.INFO, logfile)
+    log_setup.configure(loglevel or logging.INFO, logfile)
     install_excepthook()  # whatever a thread says, it says it in the log
 
 
 def _shutting_down(**_: Any) -> None:
     """Admission stops at once; a second signal gives up what is in flight."""
-    owner = desk.current()
+    owner = runtime.current()
     if owner is not None:
         owner.generator.refuse_work()
 

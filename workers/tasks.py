@@ -7,15 +7,15 @@ from functools import cache
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import load
 from dflashq.core import keys
-from dflashq.stages.tokenize import tokenize_hinted
-from workers import desk
+from dflashq.stages.rows import tokenize_hinted
+from workers import runtime
 from workers.app import app
 
 
 @app.task(name=keys.GENERATE_TASK)  # type: ignore[untyped-decorator]
 def generate(run: str, batch: str) -> str:
     """Work on a hinted batch until it is committed or handed back."""
-    return desk.required().generator.handle(run, batch)
+    return runtime.required().generator.handle(run, batch)
 
 
 @app.task(name=keys.TOKENIZE_TASK)  # type: ignore[untyped-decorator]

@@ -11,7 +11,7 @@ from typing import Any
 from dflashq.core.errors import UsageError
 from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import Ledger
-from dflashq.system.worker_identity import own_process, proved_gone
+from dflashq.system.process_identity import own_process, proved_gone
 
 log = logging.getLogger(__name__)
 

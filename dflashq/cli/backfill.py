@@ -9,10 +9,10 @@ import click
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
-from dflashq.core.wording import counted
+from dflashq.core.humanize import counted
 from dflashq.ledger import Hints, Ledger
-from dflashq.operations.backfill import Backfilled, rerun_rejected, revive
-from dflashq.operations.control import PAUSED
+from dflashq.operations.runs.backfill import BackfillResult, rerun_rejected, revive
+from dflashq.operations.runs.control import PAUSED
 
 SHOWN = 20
 
@@ -49,7 +49,7 @@ def backfill(session: Session, run: str, rejected: str | None, as_json: bool) ->
             click.echo(f"run {run} is paused, nothing of it begins before: dflashq resume {run}")
 
 
-def _lines(done: Backfilled, run: str, rejected: str | None) -> Iterator[str]:
+def _lines(done: BackfillResult, run: str, rejected: str | None) -> Iterator[str]:
     if rejected is None:
         yield from _some(f"revived {batch}" for batch in done.revived)
         yield f"run {run}: {counted(len(done.revived), 'dead batch')} put back to work"

@@ -15,15 +15,15 @@ import click
 
 from dflashq.cli.plan import plan_lines
 from dflashq.cli.session import Session, answer, json_option, pass_session, say
-from dflashq.cli.views import columns
+from dflashq.cli.text_views import columns
 from dflashq.core.errors import UsageError
-from dflashq.core.plan import Gpus, Lengths, Plan
-from dflashq.core.plan import plan as planned
+from dflashq.core.estimates.capacity import GpuPool, LognormalLengths, Plan
+from dflashq.core.estimates.capacity import plan as planned
 
 if TYPE_CHECKING:
     from dflashq.config import Settings
+    from dflashq.engine.benchmark import Level
     from dflashq.engine.profiles import Profile
-    from dflashq.stages.bench import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ def _measure(
     rounds: int,
 ) -> tuple[list[Level], int, int]:
     """Levels, the limit of new tokens, and how many prompts the file has."""
+    from dflashq.engine.benchmark import sweep  # noqa: PLC0415
+    from dflashq.engine.chat_renderer import ChatRenderer  # noqa: PLC0415
     from dflashq.engine.profiles import load_profile  # noqa: PLC0415 - seconds of imports
-    from dflashq.engine.render import Renderer  # noqa: PLC0415
-    from dflashq.operations.reading import read_prompts  # noqa: PLC0415
-    from dflashq.stages.bench import sweep  # noqa: PLC0415
+    from dflashq.prompts.reader import read_prompts  # noqa: PLC0415
 
     profile = load_profile(name, settings)
-    renderer = Renderer(profile.model.path)
+    renderer = ChatRenderer(profile.model.path)
     rows = (row.outcome.row for row in read_prompts(file))
     usable = (row for row in rows if row is not None)
     first = list(islice(usable, max(concurrency) * rounds))
@@ -138,9 +138,9 @@ def _engine(settings: Settings, profile: Profile, url: str | None) -> Iterator[s
     if url is not None:
         yield url
         return
-    from dflashq.engine.expect import check_server  # noqa: PLC0415 - seconds of imports
     from dflashq.engine.gpu_lock import GpuLock  # noqa: PLC0415
     from dflashq.engine.process import new_engine  # noqa: PLC0415
+    from dflashq.engine.profile_match import check_server  # noqa: PLC0415 - seconds of imports
 
     lock = GpuLock(settings.lock_dir, settings.gpu)
     lock.acquire()
@@ -159,11 +159,11 @@ def _engine(settings: Settings, profile: Profile, url: str | None) -> Iterator[s
 def _concluded(
     name: str, levels: list[Level], cap: int, count: int, gpus: int, price: float
 ) -> Measured:
-    from dflashq.stages.bench import pick  # noqa: PLC0415 - imported by now
+    from dflashq.engine.benchmark import pick  # noqa: PLC0415 - imported by now
 
     best = pick(levels)
-    lengths = Lengths.of([n for level in levels for n in level.lengths], cap)
-    on = Gpus(name, gpus, best.tokens_per_s, price, best.concurrency)
+    lengths = LognormalLengths.of([n for level in levels for n in level.lengths], cap)
+    on = GpuPool(name, gpus, best.tokens_per_s, price, best.concurrency)
     return Measured(name, levels, best, planned(count, lengths, [on]))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 
 from dflashq.cli.session import Session, answer, json_option, optional_run_argument, pass_session
-from dflashq.core.checks import REASONS
+from dflashq.core.generations.checks import REASONS
 from dflashq.core.model import Checks, Guard
 
 

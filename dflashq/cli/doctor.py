@@ -9,9 +9,10 @@ from itertools import chain
 import click
 
 from dflashq.cli.session import Session, answer, json_option, pass_session
-from dflashq.operations.doctor import FAILED, Finding, machine, services
-from dflashq.operations.doctor_engine import engine
-from dflashq.operations.preflight import preflight
+from dflashq.operations.doctor.engine import engine
+from dflashq.operations.doctor.finding import FAILED, Finding
+from dflashq.operations.doctor.gpu_host import preflight
+from dflashq.operations.doctor.services import machine, services
 
 
 @click.command()

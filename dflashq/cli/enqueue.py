@@ -10,20 +10,20 @@ from typing import Any
 
 import click
 
-from dflashq.cli.accounts import reject_lines, summary_lines
-from dflashq.cli.progress import Bars
+from dflashq.cli.intake_summary import reject_lines, summary_lines
+from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.session import (
     Session,
     answer_with_rows,
     json_option,
     pass_session,
 )
+from dflashq.core.humanize import counted
 from dflashq.core.model import RunRecord
-from dflashq.core.wording import counted
 from dflashq.engine.profiles import load_profile
-from dflashq.operations.enqueue import Enqueued, check_name, run_record
-from dflashq.operations.spec import run_spec
-from dflashq.operations.spool import Spool, spooled
+from dflashq.operations.runs.enqueue import EnqueueResult, check_name, run_record
+from dflashq.operations.runs.spec import run_spec
+from dflashq.prompts.batches import PreparedBatches, spooled
 
 READING = "Nothing was enqueued."
 CANCELLED = "cancelled"
@@ -115,7 +115,7 @@ def enqueue(
     )
     session.interrupted = READING
     with (
-        Bars() as bars,
+        ProgressBars() as bars,
         spooled(
             files,
             rejected_path=rejected_path or Path(f"rejected-{run}.jsonl"),
@@ -123,33 +123,39 @@ def enqueue(
             canary=spec.guard.canary,
             limit=limit,
             progress=lambda rows: bars("reading rows", rows, 0),
-        ) as spool,
+        ) as prepared,
     ):
-        asked = run_record(run, spec, spool, datetime.now(UTC))
-        done = None if dry_run else _send(session, asked, spool, bars)
+        asked = run_record(run, spec, prepared, datetime.now(UTC))
+        done = None if dry_run else _send(session, asked, prepared, bars)
         bars.stop()
         if as_json:
-            _answer(asked, spool, done)
+            _answer(asked, prepared, done)
         else:
-            click.echo("\n".join(_lines(asked, spool, done)))
+            click.echo("\n".join(_lines(asked, prepared, done)))
         if done is not None and done.state == CANCELLED:
             raise SystemExit(1)
 
 
-def _send(session: Session, asked: RunRecord, spool: Spool, bars: Bars) -> Enqueued:
+def _send(
+    session: Session, asked: RunRecord, prepared: PreparedBatches, bars: ProgressBars
+) -> EnqueueResult:
     # Only here: a dry run needs neither Redis nor S3, nor the time to import their clients.
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415
     from dflashq.ledger import Hints, Ledger  # noqa: PLC0415
-    from dflashq.operations import enqueue as operation  # noqa: PLC0415
+    from dflashq.operations.runs import enqueue as operation  # noqa: PLC0415
 
     session.interrupted = SENDING
     settings = session.settings
-    return operation.enqueue(Ledger(settings), Blobs(settings), Hints(settings), asked, spool, bars)
+    return operation.enqueue(
+        Ledger(settings), Blobs(settings), Hints(settings), asked, prepared, bars
+    )
 
 
-def _lines(asked: RunRecord, spool: Spool, done: Enqueued | None) -> Iterator[str]:
-    yield from summary_lines(spool)
-    yield from reject_lines(spool)
+def _lines(
+    asked: RunRecord, prepared: PreparedBatches, done: EnqueueResult | None
+) -> Iterator[str]:
+    yield from summary_lines(prepared)
+    yield from reject_lines(prepared)
     batches = counted(len(asked.batches), "batch")
     what = f"run {asked.name}: {counted(asked.prompts, 'prompt')} in {batches}"
     if done is None:
@@ -163,7 +169,7 @@ def _lines(asked: RunRecord, spool: Spool, done: Enqueued | None) -> Iterator[st
         yield f"run {asked.name} is {done.state}: {more}. dflashq status {asked.name}"
 
 
-def _answer(asked: RunRecord, spool: Spool, done: Enqueued | None) -> None:
+def _answer(asked: RunRecord, prepared: PreparedBatches, done: EnqueueResult | None) -> None:
     record = asked if done is None else done.record
     found: dict[str, Any] = {
         "run": asked.name,
@@ -175,16 +181,16 @@ def _answer(asked: RunRecord, spool: Spool, done: Enqueued | None) -> None:
         "added": done.added if done else 0,
         "hinted": done.hinted if done else 0,
         "state": done.state if done else None,
-        "counts": {do: spool.counts.get(do, 0) for do in ("accept", "normalise", "reject")},
-        "reasons": {do: dict(found) for do, found in spool.reasons.items()},
-        "domains": dict(spool.domains),
-        "rejected": None if spool.rejected_path is None else str(spool.rejected_path),
+        "counts": {do: prepared.counts.get(do, 0) for do in ("accept", "normalise", "reject")},
+        "reasons": {do: dict(found) for do, found in prepared.reasons.items()},
+        "domains": dict(prepared.domains),
+        "rejected": None if prepared.rejected_path is None else str(prepared.rejected_path),
     }
-    answer_with_rows(found, "lines", _rows(spool))
+    answer_with_rows(found, "lines", _rows(prepared))
 
 
-def _rows(spool: Spool) -> Iterator[dict[str, Any]]:
-    with spool.records_path.open(encoding="utf-8") as records:
+def _rows(prepared: PreparedBatches) -> Iterator[dict[str, Any]]:
+    with prepared.records_path.open(encoding="utf-8") as records:
         for line in records:
             row = json.loads(line)
             names = {name: row[name] for name in ("file", "line", "do")}

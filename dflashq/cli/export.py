@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 import click
 
-from dflashq.cli.progress import Bars
+from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
-from dflashq.core.wording import counted
-from dflashq.operations.export import Exported
+from dflashq.core.humanize import counted
+from dflashq.operations.export.export import ExportResult
 
 TO = ("specforge", "speculators", "conversations", "parquet")
 
@@ -84,9 +84,9 @@ def export(
     checks what is there; other options under the same --out are refused.
     """
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415 - seconds that --help need not pay
-    from dflashq.operations.export import Request  # noqa: PLC0415
-    from dflashq.operations.export import export as write  # noqa: PLC0415
-    from dflashq.operations.export_targets import open_target  # noqa: PLC0415
+    from dflashq.operations.export.export import Request  # noqa: PLC0415
+    from dflashq.operations.export.export import export as write  # noqa: PLC0415
+    from dflashq.operations.export.targets import open_target  # noqa: PLC0415
 
     request = Request(
         run=run,
@@ -104,7 +104,7 @@ def export(
     )
     session.interrupted = "Finished shards stand; the same command goes on."
     target = open_target(out, session.settings)
-    with Bars() as bars:
+    with ProgressBars() as bars:
         done = write(Blobs(session.settings), target, request, bars)
     if as_json:
         answer(asdict(done))
@@ -112,7 +112,7 @@ def export(
         click.echo("\n".join(_lines(done)))
 
 
-def _lines(done: Exported) -> Iterator[str]:
+def _lines(done: ExportResult) -> Iterator[str]:
     if done.again:
         yield "everything was there already, and every sha256 is right"
     yield f"{counted(len(done.shards), 'shard')} in {done.target}, listed in export.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dflashq.cli.session import Session, pass_session, say
-from dflashq.core.wording import counted
+from dflashq.core.humanize import counted
 
 _profile = click.option("--profile", help="Engine profile: name or file. [DFLASHQ_PROFILE]")
 
@@ -39,7 +39,7 @@ def setup(session: Session, profile: str | None, source: str, revision: str, dry
     the sha256 of every file.
     """
     from dflashq.engine.profiles import load_profile  # noqa: PLC0415 - --help needs none
-    from dflashq.operations.host_setup import set_up, steps  # noqa: PLC0415
+    from dflashq.operations.hosts.setup import set_up, steps  # noqa: PLC0415
 
     settings = session.settings
     loaded = load_profile(settings.profile if profile is None else profile, settings)
@@ -63,24 +63,25 @@ def up(session: Session, profile: str | None, gpus: str, stage: bool) -> None:
     settings are wrong. Its log is in the state folder.
     """
     from dflashq.engine.profiles import load_profile  # noqa: PLC0415 - --help needs none
-    from dflashq.operations import host_gpus, host_up, needs  # noqa: PLC0415
-    from dflashq.operations.staging import staged  # noqa: PLC0415
+    from dflashq.operations.hosts import resource_needs, supervisor  # noqa: PLC0415
+    from dflashq.operations.hosts.gpus import listed, visible  # noqa: PLC0415
+    from dflashq.operations.hosts.weight_staging import staged  # noqa: PLC0415
 
     settings = session.settings
     name = settings.profile if profile is None else profile
     loaded = load_profile(name, settings)
-    found = host_gpus.visible(host_gpus.listed(), os.environ, gpus)
-    where = host_up.places(loaded, found)
-    need = needs.times(needs.worker_need(settings, loaded), len(where))
-    needs.check(need, counted(len(where), "worker"))
+    found = visible(listed(), os.environ, gpus)
+    where = supervisor.places(loaded, found)
+    need = resource_needs.times(resource_needs.worker_need(settings, loaded), len(where))
+    resource_needs.check(need, counted(len(where), "worker"))
     environment = dict(os.environ)
     environment.pop("DFLASHQ_GPU", None)
     with ExitStack() as held:
-        held.enter_context(host_up.sole(settings.lock_dir))
+        held.enter_context(supervisor.sole(settings.lock_dir))
         if stage or settings.stage:
             place = held.enter_context(staged(Path(loaded.model.path), _tell))
             environment["DFLASHQ_MODEL_PATH"] = str(place)
-        host_up.HostUp(settings, name, where, environment, _tell).run()
+        supervisor.HostSupervisor(settings, name, where, environment, _tell).run()
 
 
 def _tell(line: str) -> None:

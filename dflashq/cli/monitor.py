@@ -10,11 +10,11 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.cli.session import Session, pass_session, say
 from dflashq.core.errors import UsageError
 from dflashq.ledger import Hints, Ledger
-from dflashq.operations import needs
-from dflashq.operations.acting import Acting
-from dflashq.operations.metrics import render
-from dflashq.operations.observe import Observer
-from dflashq.operations.shelf import Shelf
+from dflashq.operations.hosts import resource_needs
+from dflashq.operations.monitoring.actions import RunActions
+from dflashq.operations.monitoring.poller import LedgerPoller
+from dflashq.operations.monitoring.prometheus import render
+from dflashq.operations.monitoring.sample_cache import SampleCache
 
 MISSING = "the monitor needs Flask and waitress: pip install 'dflashq[monitor]'"
 
@@ -38,8 +38,8 @@ def monitor(session: Session, host: str, port: int, token_file: Path | None) -> 
 
     try:
         from dflashq.web.app import THREADS, create_app, serve  # noqa: PLC0415 - an extra
-        from dflashq.web.doors import Tokens, refuse_open_door  # noqa: PLC0415
-        from dflashq.web.monitor import Monitor  # noqa: PLC0415
+        from dflashq.web.auth import Tokens, refuse_open_door  # noqa: PLC0415
+        from dflashq.web.context import MonitorContext  # noqa: PLC0415
     except ImportError as exc:
         raise UsageError(f"{MISSING} ({exc})") from exc
 
@@ -49,11 +49,11 @@ def monitor(session: Session, host: str, port: int, token_file: Path | None) -> 
     given = settings.monitor_token if token_file is None else SecretStr(token_file.read_text())
     tokens = Tokens(given)
     refuse_open_door(host, tokens)
-    needs.ensure(needs.monitor_need(THREADS), "the monitor")
+    resource_needs.ensure(resource_needs.monitor_need(THREADS), "the monitor")
     ledger, blobs, hints = Ledger(settings), Blobs(settings), Hints(settings)
-    observer = Observer(settings, ledger, blobs)
-    acting = Acting(ledger, blobs, hints, observer.chronicle)
-    found = Monitor(observer, Shelf(blobs), acting, lambda: render(ledger))
+    poller = LedgerPoller(settings, ledger, blobs)
+    actions = RunActions(ledger, blobs, hints, poller.store)
+    found = MonitorContext(poller, SampleCache(blobs), actions, lambda: render(ledger))
     shown = f"[{host}]" if ":" in host else host
 
     def ready() -> None:

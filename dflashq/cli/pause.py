@@ -14,7 +14,7 @@ from dflashq.cli.session import (
     run_argument,
 )
 from dflashq.ledger import Ledger
-from dflashq.operations import control
+from dflashq.operations.runs import control
 
 
 @click.command()

@@ -10,25 +10,25 @@ from pathlib import Path
 import click
 
 from dflashq.cli.session import answer, json_option
-from dflashq.cli.views import columns
-from dflashq.core.plan import Gpus, Lengths, Plan
-from dflashq.core.plan import plan as planned
-from dflashq.core.progress import in_words
-from dflashq.core.wording import counted, dollars
+from dflashq.cli.text_views import columns
+from dflashq.core.estimates.capacity import GpuPool, LognormalLengths, Plan
+from dflashq.core.estimates.capacity import plan as planned
+from dflashq.core.estimates.rate import in_words
+from dflashq.core.humanize import counted, dollars
 
 FORM = "NAME:COUNT:TOKENS_PER_S:DOLLARS_PER_HOUR[:RUNNING]"
 RUNNING = 64
 
 
-class GpuParam(click.ParamType[Gpus]):
+class GpuParam(click.ParamType[GpuPool]):
     """One kind of GPU; the rate may be a file that `dflashq bench --json` wrote."""
 
     name = FORM
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Gpus:
-        if isinstance(value, Gpus):
+    ) -> GpuPool:
+        if isinstance(value, GpuPool):
             return value
         kind, *rest = str(value).split(":")
         if not 3 <= len(rest) <= 4:
@@ -36,7 +36,7 @@ class GpuParam(click.ParamType[Gpus]):
         try:
             count, rate, dollars, *more = rest
             measured, running = _measured(rate)
-            gpus = Gpus(
+            gpus = GpuPool(
                 kind, int(count), measured, float(dollars), int(more[0]) if more else running
             )
         except (ValueError, OSError, KeyError, TypeError) as exc:
@@ -68,7 +68,7 @@ def plan(
     mean: float,
     p90: float,
     max_new_tokens: int,
-    gpus: tuple[Gpus, ...],
+    gpus: tuple[GpuPool, ...],
     as_json: bool,
 ) -> None:
     """Tell how long a run takes on these GPUs, and what it costs.
@@ -76,7 +76,7 @@ def plan(
     Lengths are taken as lognormal, cut at --max-new-tokens. RUNNING is how many generations a GPU
     runs at once (64 unless given); TOKENS_PER_S may be a file that `dflashq bench --json` wrote.
     """
-    found = planned(prompts, Lengths.fit(mean, p90, max_new_tokens), gpus)
+    found = planned(prompts, LognormalLengths.fit(mean, p90, max_new_tokens), gpus)
     if as_json:
         answer(asdict(found))
     else:

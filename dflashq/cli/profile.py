@@ -12,7 +12,7 @@ import requests
 
 from dflashq.cli.session import Session, answer, json_option, pass_session, say
 from dflashq.core.errors import ConfigError, EngineError
-from dflashq.engine.profiles import Bounds, Profile, known_profiles, load_profile
+from dflashq.engine.profiles import Profile, Range, known_profiles, load_profile
 
 if TYPE_CHECKING:
     from dflashq.config import Settings
@@ -95,7 +95,7 @@ def check(session: Session, name: str, url: str | None) -> None:
 
 
 def _check_flags(one: Profile) -> None:
-    from dflashq.engine.flags import check_flags  # noqa: PLC0415 - only this command needs it
+    from dflashq.engine.launch_flags import check_flags  # noqa: PLC0415 - only this command needs it
 
     say("asking SGLang's argument parser: that takes some seconds")
     said = check_flags([one], one.launch.python, one.launch.env)[0]
@@ -106,10 +106,10 @@ def _check_flags(one: Profile) -> None:
 
 def _check_server(settings: Settings, one: Profile, url: str) -> None:
     # Seconds of import (a tokenizer) that the other commands do without.
-    from dflashq.engine.expect import check_server, running_limit  # noqa: PLC0415
+    from dflashq.engine.chat_renderer import ChatRenderer  # noqa: PLC0415
+    from dflashq.engine.profile_match import check_server, running_limit  # noqa: PLC0415
     from dflashq.engine.readiness import Readiness  # noqa: PLC0415
-    from dflashq.engine.render import Renderer  # noqa: PLC0415
-    from dflashq.engine.truth import Truth  # noqa: PLC0415
+    from dflashq.engine.startup_check import StartupCheck  # noqa: PLC0415
 
     key = settings.engine_api_key
     ready = Readiness(one, url, key)
@@ -122,7 +122,7 @@ def _check_server(settings: Settings, one: Profile, url: str) -> None:
         say(f"no model folder at {one.model.path!r}: how it renders was not compared")
         return
     try:
-        Truth(one, Renderer(one.model.path), key).check(url, ready.server_info)
+        StartupCheck(one, ChatRenderer(one.model.path), key).check(url, ready.server_info)
     except requests.RequestException as exc:
         raise EngineError(f"the engine at {url} did not answer: {exc}") from None
     click.echo("it renders as we do, and what it generates is in order")
@@ -150,7 +150,7 @@ def _launch(one: Profile) -> dict[str, Any]:
 
 
 def _bounds(value: Any) -> str:
-    if not isinstance(value, Bounds):
+    if not isinstance(value, Range):
         return str(value)
     parts = [f"at least {value.min}"] if value.min is not None else []
     return " and ".join(parts + ([f"at most {value.max}"] if value.max is not None else []))

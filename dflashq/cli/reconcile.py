@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from dflashq.cli.progress import Bars
+from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
-from dflashq.core.wording import counted
-from dflashq.operations.reconcile import Reconciled
+from dflashq.core.humanize import counted
+from dflashq.operations.runs.reconcile import ReconcileResult
 
 
 @click.command()
@@ -26,10 +26,10 @@ def reconcile(session: Session, run: str, quarantine: bool, as_json: bool) -> No
     """
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415 - seconds that --help need not pay
     from dflashq.ledger import Hints, Ledger  # noqa: PLC0415
-    from dflashq.operations.reconcile import reconcile as rebuild  # noqa: PLC0415
+    from dflashq.operations.runs.reconcile import reconcile as rebuild  # noqa: PLC0415
 
     settings = session.settings
-    with Bars() as bars:
+    with ProgressBars() as bars:
         done = rebuild(
             *(Ledger(settings), Blobs(settings), Hints(settings), run),
             quarantine=quarantine,
@@ -43,7 +43,7 @@ def reconcile(session: Session, run: str, quarantine: bool, as_json: bool) -> No
         raise SystemExit(1)
 
 
-def _lines(done: Reconciled) -> Iterator[str]:
+def _lines(done: ReconcileResult) -> Iterator[str]:
     if not done.known:
         yield f"the ledger did not know run {done.run}: it does now ({done.state})"
     yield f"{counted(len(done.adopted), 'batch')} entered the done-set from S3"

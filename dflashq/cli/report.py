@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from dflashq.cli.progress import Bars
+from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument, say
-from dflashq.cli.views import columns
+from dflashq.cli.text_views import columns
 from dflashq.core.errors import UsageError
-from dflashq.core.wording import counted
+from dflashq.core.humanize import counted
 
 BAR = 40
 
@@ -31,10 +31,10 @@ def report(
     Lengths are in tokens and of accepted samples. Changes nothing.
     """
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415 - seconds that --help need not pay
-    from dflashq.operations.report import differences, summarise  # noqa: PLC0415
+    from dflashq.operations.results.report import differences, summarise  # noqa: PLC0415
 
     blobs = Blobs(session.settings)
-    with Bars() as bars:
+    with ProgressBars() as bars:
         runs = [
             summarise(blobs, name, lambda done, of, n=name: bars(f"reading {n}", done, of))  # type: ignore[misc]
             for name in ([run] if against is None else [run, against])
@@ -54,7 +54,7 @@ def report(
 def _write(
     path: Path, runs: list[dict[str, Any]], compared: list[tuple[str, float, float]]
 ) -> None:
-    from dflashq.operations.report_page import page  # noqa: PLC0415
+    from dflashq.operations.results.report_html import page  # noqa: PLC0415
 
     try:
         path.write_text(page(runs, compared), encoding="utf-8")

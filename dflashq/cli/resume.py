@@ -7,9 +7,9 @@ import click
 from dflashq.blobs.s3 import Blobs
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
 from dflashq.ledger import Hints, Ledger
-from dflashq.operations import control
-from dflashq.operations.status import run_view
-from dflashq.operations.worker_view import worker_views
+from dflashq.operations.monitoring.insights import run_view
+from dflashq.operations.monitoring.worker_view import worker_views
+from dflashq.operations.runs import control
 
 
 @click.command()

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from dflashq.cli.progress import Bars
+from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
-from dflashq.core.wording import counted
-from dflashq.operations.rows import RowsMade
+from dflashq.core.humanize import counted
+from dflashq.operations.results.rows import RowsResult
 
 
 @click.command()
@@ -25,14 +25,14 @@ def rows(session: Session, run: str, hint: bool, as_json: bool) -> None:
     """
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415 - seconds that --help need not pay
     from dflashq.ledger import Hints  # noqa: PLC0415
-    from dflashq.operations.rows import hint_rows, make_rows  # noqa: PLC0415
+    from dflashq.operations.results.rows import hint_rows, make_rows  # noqa: PLC0415
 
     blobs = Blobs(session.settings)
     session.interrupted = "What is written stands; the same command goes on."
     if hint:
         made = hint_rows(blobs, Hints(session.settings), run)
     else:
-        with Bars() as bars:
+        with ProgressBars() as bars:
             made = make_rows(blobs, run, lambda done, of: bars("writing rows", done, of))
     if as_json:
         answer(asdict(made))
@@ -40,7 +40,7 @@ def rows(session: Session, run: str, hint: bool, as_json: bool) -> None:
         click.echo("\n".join(_lines(made)))
 
 
-def _lines(made: RowsMade) -> Iterator[str]:
+def _lines(made: RowsResult) -> Iterator[str]:
     if made.hinted:
         yield f"{counted(len(made.hinted), 'batch')} hinted to the queue rows"
     else:

@@ -10,7 +10,7 @@ import click
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
 
 if TYPE_CHECKING:
-    from dflashq.operations.show import Shown
+    from dflashq.operations.results.show import SampleDetails
 
 AROUND = 12
 
@@ -27,7 +27,7 @@ def show(session: Session, run: str, index: int, ids: bool, as_json: bool) -> No
     Ids are marked where the prompt ends (|) and, for a single turn, where thinking ends (||).
     """
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415 - seconds that --help need not pay
-    from dflashq.operations.show import show as read  # noqa: PLC0415
+    from dflashq.operations.results.show import show as read  # noqa: PLC0415
 
     found = read(Blobs(session.settings), run, index)
     if as_json:
@@ -43,7 +43,7 @@ def show(session: Session, run: str, index: int, ids: bool, as_json: bool) -> No
         click.echo("\n".join(_lines(found, everything=ids)))
 
 
-def _lines(found: Shown, *, everything: bool) -> Iterator[str]:
+def _lines(found: SampleDetails, *, everything: bool) -> Iterator[str]:
     sample = found.sample
     verdict = "accepted"
     if "reason" in sample:
@@ -99,7 +99,7 @@ def _some(ids: list[int], around: int | None, *, head: bool = True) -> str:
     return " ".join([*map(str, first), "…", *map(str, ids[-around:])])
 
 
-def _provenance(found: Shown) -> Iterator[str]:
+def _provenance(found: SampleDetails) -> Iterator[str]:
     sampling = ", ".join(f"{name} {value}" for name, value in found.spec["sampling"].items())
     yield ""
     spec = found.spec

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import click
 
-from dflashq.cli import views
+from dflashq.cli import text_views
 from dflashq.cli.session import (
     Session,
     answer,
@@ -15,8 +15,8 @@ from dflashq.cli.session import (
     pass_session,
 )
 from dflashq.ledger import Ledger
-from dflashq.operations.status import run_view
-from dflashq.operations.worker_view import worker_views
+from dflashq.operations.monitoring.insights import run_view
+from dflashq.operations.monitoring.worker_view import worker_views
 
 
 @click.command()
@@ -29,11 +29,11 @@ def status(session: Session, run: str | None, as_json: bool) -> None:
     if run is None:
         _all(ledger, as_json)
         return
-    details = views.read_details(ledger, run)
+    details = text_views.read_details(ledger, run)
     if as_json:
         answer(details.to_json())
     else:
-        click.echo("\n".join(views.run_lines(details)))
+        click.echo("\n".join(text_views.run_lines(details)))
 
 
 def _all(ledger: Ledger, as_json: bool) -> None:
@@ -44,7 +44,9 @@ def _all(ledger: Ledger, as_json: bool) -> None:
     if as_json:
         answer({"runs": [v.to_json() for v in found], "workers": [asdict(w) for w in workers]})
         return
-    lines = views.runs_lines(found) if found else ["no run yet: dflashq enqueue FILE --run NAME"]
-    lines += ["", *views.workers_lines(workers)]
+    lines = (
+        text_views.runs_lines(found) if found else ["no run yet: dflashq enqueue FILE --run NAME"]
+    )
+    lines += ["", *text_views.workers_lines(workers)]
     lines += ["", *(f"{v.name}: {v.sentence}" for v in found)] if found else []
     click.echo("\n".join(lines))

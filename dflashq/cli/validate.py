@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from dflashq.cli.progress import Bars
+from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.report import bars as histogram
 from dflashq.cli.session import answer, json_option
-from dflashq.cli.views import columns
-from dflashq.core.foreign import KINDS
-from dflashq.core.wording import counted
-from dflashq.operations.validate import Validated, read_markers
-from dflashq.operations.validate import validate as examine
+from dflashq.cli.text_views import columns
+from dflashq.core.humanize import counted
+from dflashq.core.training_data.dataset_checks import KINDS
+from dflashq.operations.results.validate import DatasetReport, read_markers
+from dflashq.operations.results.validate import validate as examine
 
 
 def _limits(
@@ -60,7 +60,7 @@ def validate(
     Exit code 1 when the share of a kind passes its limit. Reads files alone, changes nothing.
     """
     markers = None if tokenizer is None else read_markers(tokenizer)
-    with Bars() as bars:
+    with ProgressBars() as bars:
         found = examine(
             path,
             markers=markers,
@@ -76,7 +76,7 @@ def validate(
         raise SystemExit(1)
 
 
-def _lines(found: Validated, *, with_markers: bool) -> Iterator[str]:
+def _lines(found: DatasetReport, *, with_markers: bool) -> Iterator[str]:
     shapes = ", ".join(f"{count:,} {shape}" for shape, count in found.shapes.most_common())
     yield f"{counted(found.rows, 'row')} in {counted(len(found.files), 'file')}: {shapes}"
     rows = [

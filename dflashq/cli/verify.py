@@ -8,11 +8,11 @@ from dataclasses import asdict
 import click
 
 from dflashq.blobs.s3 import Blobs
-from dflashq.cli.progress import Bars
+from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
-from dflashq.core.wording import counted
-from dflashq.operations.verify import Report
-from dflashq.operations.verify import verify as prove
+from dflashq.core.humanize import counted
+from dflashq.operations.results.verify import VerifyReport
+from dflashq.operations.results.verify import verify as prove
 
 SHOWN = 20
 
@@ -26,7 +26,7 @@ def verify(session: Session, run: str, as_json: bool) -> None:
 
     Exit code 1 with the list when something is missing or wrong. Changes nothing.
     """
-    with Bars() as bars:
+    with ProgressBars() as bars:
         report = prove(
             Blobs(session.settings), run, lambda done, of: bars("verifying batches", done, of)
         )
@@ -38,7 +38,7 @@ def verify(session: Session, run: str, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: VerifyReport) -> Iterator[str]:
     yield f"run {report.run}, fingerprint {report.fingerprint}"
     yield f"{report.committed:,} of {report.batches:,} batches committed"
     rejected = ", ".join(f"{why} {count:,}" for why, count in report.rejected.items())

@@ -7,10 +7,10 @@ import time
 
 import click
 
-from dflashq.cli import views
+from dflashq.cli import text_views
 from dflashq.cli.session import Session, pass_session, run_argument, say
 from dflashq.core.errors import LedgerUnreachableError
-from dflashq.core.progress import Window
+from dflashq.core.estimates.rate import RateWindow
 from dflashq.ledger import Ledger
 
 FRAME_S, LINE_S = 1.5, 5.0
@@ -26,8 +26,8 @@ def watch(session: Session, run: str, once: bool) -> None:
     session.interrupted = f"The run goes on: dflashq watch {run}"
     ledger = Ledger(session.settings)
     if once:
-        details = views.read_details(ledger, run)
-        click.echo("\n".join(views.run_lines(details)))
+        details = text_views.read_details(ledger, run)
+        click.echo("\n".join(text_views.run_lines(details)))
     elif sys.stdout.isatty():
         details = _live(ledger, run)
     else:
@@ -41,13 +41,17 @@ class _Watcher:
 
     def __init__(self, ledger: Ledger, run: str) -> None:
         self._ledger, self._run = ledger, run
-        self._windows: dict[str, Window] = {}
+        self._windows: dict[str, RateWindow] = {}
 
-    def look(self) -> views.Details:
+    def look(self) -> text_views.RunDetails:
         """The run as it stands; blocks on Redis."""
-        details, now, speed = views.read_details(self._ledger, self._run), time.monotonic(), 0.0
+        details, now, speed = (
+            text_views.read_details(self._ledger, self._run),
+            time.monotonic(),
+            0.0,
+        )
         for worker in details.workers:
-            window = self._windows.setdefault(worker.name, Window(SPEED_OVER_S, SPEED_FROM_S))
+            window = self._windows.setdefault(worker.name, RateWindow(SPEED_OVER_S, SPEED_FROM_S))
             window.add(now, worker.output_tokens)
             if worker.alive and worker.works_on(self._run):
                 measured = window.per_s()
@@ -55,7 +59,7 @@ class _Watcher:
         return details.measured(speed)
 
 
-def _live(ledger: Ledger, run: str) -> views.Details:
+def _live(ledger: Ledger, run: str) -> text_views.RunDetails:
     from rich.live import Live  # noqa: PLC0415 - a terminal alone needs it
     from rich.text import Text  # noqa: PLC0415
 
@@ -63,7 +67,7 @@ def _live(ledger: Ledger, run: str) -> views.Details:
     details = watcher.look()
     with Live(auto_refresh=False) as screen:
         while True:
-            screen.update(Text("\n".join(views.run_lines(details))), refresh=True)
+            screen.update(Text("\n".join(text_views.run_lines(details))), refresh=True)
             if details.view.finished:
                 return details
             time.sleep(FRAME_S)
@@ -73,7 +77,7 @@ def _live(ledger: Ledger, run: str) -> views.Details:
                 screen.update(Text(f"{exc}"), refresh=True)
 
 
-def _plain(ledger: Ledger, run: str) -> views.Details:
+def _plain(ledger: Ledger, run: str) -> text_views.RunDetails:
     watcher = _Watcher(ledger, run)
     details = watcher.look()
     while True:
@@ -83,7 +87,7 @@ def _plain(ledger: Ledger, run: str) -> views.Details:
         details = _next_look(watcher, details)
 
 
-def _next_look(watcher: _Watcher, last: views.Details) -> views.Details:
+def _next_look(watcher: _Watcher, last: text_views.RunDetails) -> text_views.RunDetails:
     """The next state worth a line: 5 s later, or at once when the run is finished."""
     details, until = last, time.monotonic() + LINE_S
     while time.monotonic() < until and not details.view.finished:

@@ -17,7 +17,7 @@ Labels = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Reading:
+class Gauge:
     """A value that is read when somebody asks: a gauge, or a counter if its name says `_total`."""
 
     name: str
@@ -58,10 +58,10 @@ class Counter:
             return dict(self._counts) or ({} if self.labels else {(): 0})
 
 
-Metric = Counter | Reading
-Declared = TypeVar("Declared", Counter, Reading)
+Metric = Counter | Gauge
+Declared = TypeVar("Declared", Counter, Gauge)
 WORKER: dict[str, Metric] = {}
-FLEET: dict[str, Reading] = {}
+FLEET: dict[str, Gauge] = {}
 
 
 def _worker(metric: Declared) -> Declared:
@@ -69,8 +69,8 @@ def _worker(metric: Declared) -> Declared:
     return metric
 
 
-def _fleet(name: str, unit: str, text: str, *labels: str) -> Reading:
-    FLEET[name] = Reading(name, unit, text, labels)
+def _fleet(name: str, unit: str, text: str, *labels: str) -> Gauge:
+    FLEET[name] = Gauge(name, unit, text, labels)
     return FLEET[name]
 
 
@@ -148,36 +148,34 @@ THREAD_ERRORS = _worker(
 
 # --- a worker: how it is now
 
-IN_FLIGHT = _worker(
-    Reading("dflashq_in_flight", "requests", "Generations that the engine has now.")
-)
+IN_FLIGHT = _worker(Gauge("dflashq_in_flight", "requests", "Generations that the engine has now."))
 IN_FLIGHT_LIMIT = _worker(
-    Reading("dflashq_in_flight_limit", "requests", "Generations admitted at once at most.")
+    Gauge("dflashq_in_flight_limit", "requests", "Generations admitted at once at most.")
 )
 GATE_WAITING = _worker(
-    Reading("dflashq_gate_waiting", "requests", "Generations that wait for admission.")
+    Gauge("dflashq_gate_waiting", "requests", "Generations that wait for admission.")
 )
 GATE_CLOSED = _worker(
-    Reading(
+    Gauge(
         "dflashq_gate_closed", "", "1 for every reason for which the gate is closed.", ("reason",)
     )
 )
 KEEP_FULL = _worker(
-    Reading("dflashq_keep_full", "", "1 while kept work has used its budget in Redis.")
+    Gauge("dflashq_keep_full", "", "1 while kept work has used its budget in Redis.")
 )
-ENGINE_UP = _worker(Reading("dflashq_engine_up", "", "1 while the engine is ready."))
+ENGINE_UP = _worker(Gauge("dflashq_engine_up", "", "1 while the engine is ready."))
 ENGINE_SICK = _worker(
-    Reading("dflashq_engine_sick", "", "1 while the engine answers with errors only.")
+    Gauge("dflashq_engine_sick", "", "1 while the engine answers with errors only.")
 )
 ENGINE_RESTARTS = _worker(
-    Reading("dflashq_engine_restarts_total", "restarts", "Restarts of the engine by this worker.")
+    Gauge("dflashq_engine_restarts_total", "restarts", "Restarts of the engine by this worker.")
 )
 BATCHES_AT_WORK = _worker(
-    Reading("dflashq_batches_at_work", "batches", "Batches that this worker holds.", ("run",))
+    Gauge("dflashq_batches_at_work", "batches", "Batches that this worker holds.", ("run",))
 )
-HINTS_TAKEN = _worker(Reading("dflashq_hints_taken_total", "hints", "Hints taken from the queue."))
+HINTS_TAKEN = _worker(Gauge("dflashq_hints_taken_total", "hints", "Hints taken from the queue."))
 HEARTBEAT_AGE = _worker(
-    Reading(
+    Gauge(
         "dflashq_heartbeat_age_seconds",
         "seconds",
         "Time since Redis last answered the heartbeat; 0 while no lease is held.",

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dflashq.core.ids import IdArray, Ids, compact, id_array
+from dflashq.core.token_ids import IdArray, Ids, compact, id_array
 
 Message = dict[str, Any]
 
@@ -74,7 +74,7 @@ class Guard(_Frozen):
     window: int = Field(200, ge=10)
 
 
-class Rung(_Frozen):
+class RetryStep(_Frozen):
     """One step of the retry ladder: a turn rejected for one of `reasons` is drawn once more.
 
     With `max_new_tokens` it may be longer then. The retry is recorded in the row, since answers
@@ -99,7 +99,7 @@ class RunSpec(_Frozen):
     sampling: Sampling = Sampling()
     checks: Checks = Checks()
     guard: Guard = Guard()
-    ladder: tuple[Rung, ...] = ()
+    ladder: tuple[RetryStep, ...] = ()
     batch_size: int = Field(1000, ge=1, le=1000)
 
     def sampling_at(self, rung: int) -> Sampling:

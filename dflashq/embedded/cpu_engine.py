@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from dflashq.core.errors import EmbeddedError
-from dflashq.embedded.build import Echo, run_step, sole_builder
+from dflashq.embedded.cached_build import Echo, run_step, sole_builder
 
 _HERE = Path(__file__).parent
 SHIM = _HERE / "cpu_shim"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from dflashq.config import Settings
 from dflashq.embedded.local_env import LocalEnv
-from dflashq.embedded.locks import hold
 from dflashq.embedded.pidfile import ProcessRecord
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3
+from dflashq.system.file_lock import hold
 
 log = logging.getLogger(__name__)
 

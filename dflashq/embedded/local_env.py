@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from dflashq.core.errors import EmbeddedError
-from dflashq.embedded.ports import HOST, free_port, port_is_free
 from dflashq.embedded.s3 import PORT_OFFSETS, free_s3_port
+from dflashq.system.ports import HOST, free_port, port_is_free
 
 BUCKET = "dflashq"
 

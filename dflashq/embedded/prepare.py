@@ -8,7 +8,7 @@ import click
 
 from dflashq import config
 from dflashq.core.errors import DflashqError
-from dflashq.embedded.build import Echo
+from dflashq.embedded.cached_build import Echo
 from dflashq.embedded.cpu_engine import ensure_engine, ensure_smollm2
 
 PARTS = {"engine": ensure_engine, "smollm2": ensure_smollm2}

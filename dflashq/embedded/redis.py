@@ -13,8 +13,8 @@ from redis.retry import Retry
 
 from dflashq.core.errors import ConfigError
 from dflashq.core.keys import NAMESPACE
-from dflashq.embedded.child import Child
-from dflashq.embedded.ports import HOST
+from dflashq.embedded.server_process import ServerProcess
+from dflashq.system.ports import HOST
 
 _READY_S = 120.0  # a large append-only file takes a while to load
 _PROBE = f"{NAMESPACE}:embedded-probe"
@@ -53,7 +53,7 @@ class EmbeddedRedis:
     ) -> None:
         self.folder, self.port, self.maxmemory = folder, port, maxmemory
         self._password = password
-        self._child = Child("Redis", folder / "redis.log", detached=detached)
+        self._child = ServerProcess("Redis", folder / "redis.log", detached=detached)
 
     @property
     def url(self) -> str:

@@ -16,9 +16,9 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from dflashq.core.errors import ConfigError
-from dflashq.embedded import ports
-from dflashq.embedded.child import Child
-from dflashq.embedded.ports import HOST
+from dflashq.embedded.server_process import ServerProcess
+from dflashq.system import ports
+from dflashq.system.ports import HOST
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -68,7 +68,7 @@ class EmbeddedS3:
             raise ConfigError("the embedded S3 needs an access key and a secret key, not empty.")
         self.folder, self.port, self.bucket = folder, port, bucket
         self.access_key, self._secret_key = access_key, secret_key
-        self._child = Child("S3", folder / "s3.log", detached=detached)
+        self._child = ServerProcess("S3", folder / "s3.log", detached=detached)
 
     @property
     def endpoint_url(self) -> str:

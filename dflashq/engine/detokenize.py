@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dflashq.core.ids import IdArray
+from dflashq.core.token_ids import IdArray
 
 _PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))
 

@@ -18,10 +18,10 @@ from pydantic import SecretStr
 
 from dflashq.config import Settings
 from dflashq.core.errors import ConfigError, EngineError, EngineStartError
-from dflashq.engine import lifetime
-from dflashq.engine.asking import ask
+from dflashq.engine.http_probe import ask
 from dflashq.engine.profiles import Profile
 from dflashq.engine.readiness import Readiness
+from dflashq.system import processes
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class EngineProcess:
 
     def __init__(self, profile: Profile, settings: Settings, *, number: int = 1) -> None:
         self._profile, self._settings = profile, settings
-        self.port = lifetime.pick_port()
-        self.nccl_port = lifetime.pick_port(but=frozenset({self.port}))
+        self.port = processes.pick_port()
+        self.nccl_port = processes.pick_port(but=frozenset({self.port}))
         self.base_url = f"http://127.0.0.1:{self.port}"
         gpu = re.sub(r"[^A-Za-z0-9]+", "-", settings.gpu) or "cpu"
         self._log_stem = f"engine-{profile.name}-{gpu}-"
@@ -90,7 +90,7 @@ class EngineProcess:
         if self._settings.gpu:
             env["CUDA_VISIBLE_DEVICES"] = self._settings.gpu
         with self.log_file.open("wb") as sink:
-            self._process = lifetime.spawn(argv, env, sink)
+            self._process = processes.spawn(argv, env, sink)
         log.info("engine %s started: pid=%d %s", self._profile.name, self.pid, self.base_url)
 
     def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class EngineProcess:
 
     def is_up(self) -> bool:
         """True while the process runs; it may still hang."""
-        return self._process is not None and not lifetime.has_exited(self._process)
+        return self._process is not None and not processes.has_exited(self._process)
 
     def obituary(self) -> str:
         """How it ended, and the tail of its log. Ends what is left of its group."""
@@ -131,7 +131,7 @@ class EngineProcess:
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM, `grace_s`, SIGKILL to the group; blocks until it is gone. Safe to repeat."""
-        if self._process is not None and not lifetime.end(self._process, grace_s):
+        if self._process is not None and not processes.end(self._process, grace_s):
             log.error("engine pid=%d: a process of its group survived SIGKILL", self.pid)
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -6,6 +6,7 @@ import glob
 import os
 import tomllib
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ModelTable(_Table):
+class ModelSection(_Table):
     """The model: `id` is short and names the queue, `source` is its address on the hub.
 
     `path` is the folder with weights, tokenizer and chat template; `context_length` in tokens.
@@ -83,7 +84,7 @@ class Launch(_Table):
         return self
 
 
-class Bounds(_Table):
+class Range(_Table):
     """An inclusive range; text is compared as a version, as far as the bound spells it out.
 
     `flag` is the launch flag to name when the value is outside.
@@ -119,9 +120,9 @@ class Profile(_Table):
 
     name: str = Field(min_length=1)
     about: str = ""
-    model: ModelTable
+    model: ModelSection
     launch: Launch = Launch()
-    expect: dict[str, Scalar | Bounds] = {}
+    expect: dict[str, Scalar | Range] = {}
     sampling: Sampling = Sampling()
     guard: Guard = Guard()
     concurrency: Concurrency = Concurrency()
@@ -130,6 +131,12 @@ class Profile(_Table):
     def queue(self) -> str:
         """The Celery queue that the workers of this model read."""
         return keys.queue_name(self.model.id)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether SGLang is asked to run without a GPU; of other launch kinds nobody knows."""
+        words = [word for flag in self.launch.flags for word in flag.words()]
+        return self.launch.kind == "sglang" and ("--device", "cpu") in pairwise(words)
 
     def argv(
         self, port: int, nccl_port: int, model_path: str, python: str, gpu: str = ""
@@ -158,12 +165,12 @@ class Profile(_Table):
             flags.append(("--context-length", str(self.model.context_length)))
         return flags
 
-    def expectations(self) -> dict[str, Scalar | Bounds]:
+    def expectations(self) -> dict[str, Scalar | Range]:
         """What the server must report: [expect], and for sglang what [model] already says."""
         if self.launch.kind != "sglang":
             return dict(self.expect)
         flags = self._model_flags(self.model.path)
-        own: dict[str, Scalar | Bounds] = {
+        own: dict[str, Scalar | Range] = {
             flag.removeprefix("--").replace("-", "_"): value for flag, value in flags if value
         }
         if self.model.context_length is not None:

@@ -10,10 +10,10 @@ from pydantic import SecretStr
 
 from dflashq.core.errors import EngineMismatchError, EngineRequestError
 from dflashq.core.model import Sampling
-from dflashq.engine.asking import ask
-from dflashq.engine.openai import chat_body, output_ids_of, prompt_ids_of
+from dflashq.engine.dialects.openai import chat_body, output_ids_of, prompt_ids_of
+from dflashq.engine.http_probe import ask
 from dflashq.engine.profiles import Profile
-from dflashq.engine.turn import Conversation
+from dflashq.engine.request import Conversation
 
 log = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from dflashq.core.errors import (
     EngineMismatchError,
     EngineStartError,
 )
-from dflashq.engine.expect import check_server
 from dflashq.engine.gpu_lock import GpuLock, gpu_memory_used_mb
-from dflashq.engine.metrics import Vitals
+from dflashq.engine.health_monitor import EngineHealthMonitor
 from dflashq.engine.process import Engine, new_engine
+from dflashq.engine.profile_match import check_server
 from dflashq.engine.profiles import Profile
-from dflashq.engine.watch import VitalsWatch
-from dflashq.system.background import OneShotThread
+from dflashq.engine.stats import EngineStats
+from dflashq.system.threads import OneShotThread
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class EngineSupervisor:
         on_ready: Callable[[str, dict[str, Any]], None],
         on_down: Callable[[str], None],
         on_failed: Callable[[DflashqError], None],
-        on_vitals: Callable[[Vitals], None] = lambda _: None,
+        on_vitals: Callable[[EngineStats], None] = lambda _: None,
         truth: Callable[[str, dict[str, Any]], None] = lambda *_: None,
         in_flight: Callable[[], int] | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class EngineSupervisor:
         self.state = STARTING
         self.error: DflashqError | None = None
         self.server_info: dict[str, Any] = {}
-        self.vitals: Vitals | None = None
+        self.stats: EngineStats | None = None
         self.generation = 0
 
     @property
@@ -196,17 +196,17 @@ class EngineSupervisor:
     def _watch(self, engine: Engine) -> str | None:
         launch, key = self._profile.launch, self._settings.engine_api_key
         api_key = key if launch.kind == "external" else None
-        watch = VitalsWatch(launch, engine.base_url, api_key, self._in_flight)
+        watch = EngineHealthMonitor(launch, engine.base_url, api_key, self._in_flight)
         while not self._stop.is_set():
             if self._order is not None:
                 reason, self._order = self._order, None
                 return reason
             if not engine.is_up():
                 return engine.obituary()
-            vitals, stalled = watch.look(time.monotonic())
-            if vitals is not None:
-                self.vitals = vitals
-                self._on_vitals(vitals)
+            stats, stalled = watch.look(time.monotonic())
+            if stats is not None:
+                self.stats = stats
+                self._on_vitals(stats)
             if stalled is not None:
                 return f"the engine hangs: {stalled}. It is killed and started again."
             self._wake.wait(_WATCH_S)
@@ -214,7 +214,7 @@ class EngineSupervisor:
         return None
 
     def _mourn(self, reason: str) -> None:
-        self.state, self.vitals = DOWN, None
+        self.state, self.stats = DOWN, None
         self._deaths.append(time.monotonic())
         log.warning("engine %s is down: %s", self._profile.name, reason)
         self._on_down(reason)

@@ -14,13 +14,13 @@ from dflashq.core import keys
 from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
 from dflashq.core.model import ObjectRef
 from dflashq.core.worker_identity import WorkerBoot
-from dflashq.ledger import probe, reads, scripts
+from dflashq.ledger import queries, scripts, server
 from dflashq.ledger.connection import address, connect, out_of_memory, translated
-from dflashq.ledger.entries import KeptEntry, decode_kept
+from dflashq.ledger.kept_codec import KeptEntry, decode_kept
+from dflashq.ledger.models import BatchStatus, Claim, Kept, Lease, RunStatus
 from dflashq.ledger.outage import Outage, outage_of
-from dflashq.ledger.records import BatchStatus, Claim, Kept, Lease, RunStatus
 from dflashq.ledger.refusal import Need
-from dflashq.ledger.worker_rows import WorkerRows
+from dflashq.ledger.workers import WorkerRegistry
 
 
 def _reference(ref: ObjectRef) -> str:
@@ -31,7 +31,7 @@ def _flat(counts: Mapping[str, int]) -> list[str | int]:
     return [part for pair in counts.items() for part in pair]
 
 
-class Ledger(WorkerRows):
+class Ledger(WorkerRegistry):
     """One client of the ledger, safe from many threads.
 
     Every method may raise LedgerUnreachableError (not answered or refused for now: repeat it) or
@@ -273,7 +273,7 @@ class Ledger(WorkerRows):
     def runs(self) -> dict[str, str]:
         """All known runs with their queues, the oldest run first."""
         with self._translated("listing the runs"):
-            return reads.runs(self._redis)
+            return queries.runs(self._redis)
 
     def state(self, run: str) -> str:
         """active, paused, cancelled or unknown."""
@@ -317,7 +317,7 @@ class Ledger(WorkerRows):
     def status(self, run: str) -> RunStatus:
         """The counts of a run at one moment; UnknownRunError when there is none."""
         with self._translated(f"reading the status of run {run}"):
-            status = reads.run_status(self._redis, run)
+            status = queries.run_status(self._redis, run)
         if status is None:
             raise UnknownRunError(
                 f"no run named {run!r} is known to the ledger; `dflashq status` lists the runs"
@@ -327,7 +327,7 @@ class Ledger(WorkerRows):
     def batch_states(self, run: str) -> list[BatchStatus]:
         """Every batch that the ledger knows, in order."""
         with self._translated(f"reading the batches of run {run}"):
-            return reads.batch_states(self._redis, run)
+            return queries.batch_states(self._redis, run)
 
     def now_s(self) -> float:
         """The server's clock, the only one that leases know: seconds since 1970."""
@@ -336,11 +336,11 @@ class Ledger(WorkerRows):
 
     def check(self) -> str:
         """Write and read for real; returns the server's version. For `doctor` and boot."""
-        return probe.check(self._redis, self._settings)
+        return server.check(self._redis, self._settings)
 
     def refusal(self) -> str:
         """What Redis says to a write now; empty when it takes it, or may not be asked. Blocks."""
-        return probe.refusal(self._redis, self._settings)
+        return server.refusal(self._redis, self._settings)
 
     @property
     def outage(self) -> Outage:

@@ -15,10 +15,10 @@ from dflashq.core.errors import (
     LeaseLostError,
     LedgerUnreachableError,
 )
-from dflashq.core.journal import level_of
+from dflashq.core.json_logging import level_of
 from dflashq.core.model import Generation
 from dflashq.ledger import Lease
-from dflashq.ledger.entries import encode_generation
+from dflashq.ledger.kept_codec import encode_generation
 from dflashq.system.limits import exhausted
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from flask import Blueprint, Response, g, request
 
 from dflashq.core import keys
 from dflashq.core.errors import DflashqError, UsageError
-from dflashq.operations.looks import RunSeen
-from dflashq.web import answers
-from dflashq.web.monitor import doors_of, monitor_of
+from dflashq.operations.monitoring.snapshot import ObservedRun
+from dflashq.web import payloads
+from dflashq.web.context import doors_of, monitor_of
 
 api = Blueprint("api", __name__, url_prefix="/api")
 
@@ -54,28 +54,28 @@ def who() -> Response:
 @api.get("/runs")
 def runs() -> Response:
     """All runs, those at work first."""
-    return said(answers.overview(monitor_of().seen()))
+    return said(payloads.overview(monitor_of().seen()))
 
 
 @api.get("/runs/<run>")
 def one_run(run: str) -> Response:
     """One run in numbers and a sentence."""
-    return said({"run": answers.run_row(monitor_of().run(run))})
+    return said({"run": payloads.run_row(monitor_of().run(run))})
 
 
 @api.get("/runs/<run>/batches")
 def batches(run: str) -> Response:
     """A page of its batches: `state`, `reason`, `offset`, `limit`."""
     state = request.args.get("state", "")
-    if state and state not in answers.STATES:
-        raise UsageError(f"state={state!r} is none of {', '.join(answers.STATES)}")
+    if state and state not in payloads.STATES:
+        raise UsageError(f"state={state!r} is none of {', '.join(payloads.STATES)}")
     return said(
-        answers.batches_answer(
+        payloads.batches_answer(
             monitor_of().run(run),
             state=state,
             reason=request.args.get("reason", ""),
             offset=_number("offset", 0),
-            limit=_number("limit", answers.BATCHES_A_PAGE),
+            limit=_number("limit", payloads.BATCHES_A_PAGE),
         )
     )
 
@@ -87,9 +87,9 @@ def one_batch(run: str, batch: str) -> Response:
     found = next((b for b in seen.batches if b.name == batch), None)
     if found is None:
         raise UsageError(f"run {run!r} has no batch {batch!r} in the ledger yet")
-    row = answers.batch_row(found, seen)
-    row["rejects"] = answers.rejects_of(batch, seen)
-    row["story"] = monitor_of().observer.story(run, batch)
+    row = payloads.batch_row(found, seen)
+    row["rejects"] = payloads.rejects_of(batch, seen)
+    row["story"] = monitor_of().poller.story(run, batch)
     return said({"run": run, "batch": row})
 
 
@@ -98,14 +98,14 @@ def series(run: str) -> Response:
     """Numbers over time: `over=hours` (10 s apart) or `over=days` (10 min apart)."""
     monitor_of().run(run)
     long = request.args.get("over", "hours") == "days"
-    return said({"run": run, "points": monitor_of().observer.series(run, long=long)})
+    return said({"run": run, "points": monitor_of().poller.series(run, long=long)})
 
 
 @api.get("/runs/<run>/domains")
 def domains(run: str) -> Response:
     """Shares of domains over a spread of the batches; null before they were counted."""
     monitor_of().run(run)
-    return said({"run": run, "counted": monitor_of().observer.domains(run)})
+    return said({"run": run, "counted": monitor_of().poller.domains(run)})
 
 
 @api.get("/runs/<run>/events")
@@ -113,25 +113,25 @@ def run_events(run: str) -> Response:
     """What happened, newest first: the run's events and the fleet's."""
     monitor_of().run(run)
     limit = _number("limit", EVENTS_A_PAGE, EVENTS_AT_MOST)
-    return said({"run": run, "events": monitor_of().observer.events(run, limit)})
+    return said({"run": run, "events": monitor_of().poller.events(run, limit)})
 
 
 @api.get("/events")
 def fleet_events() -> Response:
     """What happened to the workers, newest first."""
     limit = _number("limit", EVENTS_A_PAGE, EVENTS_AT_MOST)
-    return said({"events": monitor_of().observer.events("", limit)})
+    return said({"events": monitor_of().poller.events("", limit)})
 
 
 @api.get("/workers")
 def workers() -> Response:
     """A page of the workers, sick ones first: `run`, `offset`, `limit`."""
     return said(
-        answers.workers_answer(
+        payloads.workers_answer(
             monitor_of().seen(),
             run=request.args.get("run", ""),
             offset=_number("offset", 0),
-            limit=_number("limit", answers.WORKERS_A_PAGE),
+            limit=_number("limit", payloads.WORKERS_A_PAGE),
         )
     )
 
@@ -145,7 +145,7 @@ def samples(run: str) -> Response:
     row: dict[str, Any] = {"run": run, "batch": batch, "verdict": verdict, "batches": len(able)}
     if not batch:
         return said(row | {"total": 0, "samples": [], "previous": None, "next": None})
-    heads = [sheet.head for sheet in monitor_of().shelf.sheets(run, batch)]
+    heads = [preview.head for preview in monitor_of().samples.sheets(run, batch)]
     chosen = [head for head in heads if verdict in ("all", head["verdict"], head["reason"])]
     offset = _number("offset", 0)
     limit = max(1, _number("limit", SAMPLES_A_PAGE, SAMPLES_AT_MOST))
@@ -155,11 +155,11 @@ def samples(run: str) -> Response:
     return said(row | {"samples": chosen[offset : offset + limit]})
 
 
-def _batches_with(seen: RunSeen, verdict: str) -> list[str]:
+def _batches_with(seen: ObservedRun, verdict: str) -> list[str]:
     """Done batches that hold samples of a verdict, in order."""
 
     def holds(batch: str) -> bool:
-        rejects = answers.rejects_of(batch, seen)
+        rejects = payloads.rejects_of(batch, seen)
         if verdict == "all":
             return True
         if verdict == "accepted":
@@ -197,9 +197,9 @@ def _tally(heads: list[dict[str, Any]]) -> dict[str, int]:
 def one_sample(run: str, batch: str, index: int) -> Response:
     """One sample whole: messages with their thinking, usage, verdict; no token ids."""
     monitor_of().run(run)
-    for sheet in monitor_of().shelf.sheets(run, _batch_name(batch)):
-        if sheet.head["index"] == index:
-            return said({"run": run, "batch": batch, "sample": sheet.text()})
+    for preview in monitor_of().samples.sheets(run, _batch_name(batch)):
+        if preview.head["index"] == index:
+            return said({"run": run, "batch": batch, "sample": preview.text()})
     raise UsageError(f"{batch} of run {run!r} holds no index {index}")
 
 
@@ -220,17 +220,17 @@ def _done(run: str, verb: str, asked: dict[str, Any]) -> str:
     monitor.run(run)
     reason = str(asked.get("reason") or "")
     if verb == "pause":
-        told = monitor.acting.pause(run, doer, reason)
+        told = monitor.actions.pause(run, doer, reason)
     elif verb == "resume":
-        told = monitor.acting.resume(run, doer, accept=asked.get("accept") is True)
+        told = monitor.actions.resume(run, doer, accept=asked.get("accept") is True)
     elif verb == "cancel":
         if asked.get("confirm") != run:
             raise UsageError('cancel is for good: say "confirm" with the name of the run')
-        told = monitor.acting.cancel(run, doer, reason)
+        told = monitor.actions.cancel(run, doer, reason)
     elif verb == "backfill" and asked.get("what") == "dead":
-        told = monitor.acting.revive(run, doer)
+        told = monitor.actions.revive(run, doer)
     elif verb == "backfill" and asked.get("what") == "rejected":
-        told = monitor.acting.rerun(run, doer, reason or None)
+        told = monitor.actions.rerun(run, doer, reason or None)
     else:
         raise UsageError('pause, resume, cancel, or backfill with "what": "dead" or "rejected"')
     _look_again()
@@ -239,7 +239,7 @@ def _done(run: str, verb: str, asked: dict[str, Any]) -> str:
 
 def _look_again() -> None:
     try:
-        monitor_of().observer.look()
+        monitor_of().poller.look()
     except DflashqError:
         # It was done; that the numbers are old, the page says by itself.
         return

@@ -21,14 +21,14 @@ from dflashq.core.errors import (
     UnknownRunError,
     UsageError,
 )
-from dflashq.operations.metrics import CONTENT_TYPE
-from dflashq.operations.needs import WEB_CONNECTIONS
-from dflashq.system import background
+from dflashq.operations.hosts.resource_needs import WEB_CONNECTIONS
+from dflashq.operations.monitoring.prometheus import CONTENT_TYPE
+from dflashq.system import threads
 from dflashq.web.api import api, said
-from dflashq.web.doors import Doors, Tokens
-from dflashq.web.monitor import STREAMS, Monitor, monitor_of
+from dflashq.web.auth import Auth, Tokens
+from dflashq.web.context import STREAMS, MonitorContext, monitor_of
 from dflashq.web.pages import pages
-from dflashq.web.stream import stream
+from dflashq.web.sse import stream
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ _STATUS: tuple[tuple[type[DflashqError], int], ...] = (
 )
 
 
-def create_app(monitor: Monitor, tokens: Tokens) -> Flask:
+def create_app(monitor: MonitorContext, tokens: Tokens) -> Flask:
     """The app of one monitor; its observer is started and stopped by the caller."""
     app = Flask(__name__)
     app.extensions["dflashq"] = monitor
-    app.extensions["dflashq.doors"] = Doors(app, tokens)
+    app.extensions["dflashq.doors"] = Auth(app, tokens)
     for blueprint in (pages, api, stream):
         app.register_blueprint(blueprint)
     app.add_url_rule("/health", "health", _health)
@@ -90,7 +90,9 @@ def spare_the_collector() -> None:
     gc.freeze()
 
 
-def serve(app: Flask, host: str, port: int, monitor: Monitor, ready: Callable[[], None]) -> None:
+def serve(
+    app: Flask, host: str, port: int, monitor: MonitorContext, ready: Callable[[], None]
+) -> None:
     """Answer until SIGTERM or SIGINT; blocks. OSError when the address is taken.
 
     DflashqError when a thread that it cannot do without has ended: the runs go on without it.
@@ -108,7 +110,7 @@ def serve(app: Flask, host: str, port: int, monitor: Monitor, ready: Callable[[]
     )
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        monitor.observer.end()
+        monitor.poller.end()
         raise SystemExit(0)
 
     def fatal(why: str) -> None:
@@ -116,16 +118,16 @@ def serve(app: Flask, host: str, port: int, monitor: Monitor, ready: Callable[[]
         signal.raise_signal(signal.SIGTERM)  # the main thread hears it, and ends the server
 
     signal.signal(signal.SIGTERM, end)
-    background.install_excepthook()
-    background.set_fatal_handler(fatal)
+    threads.install_excepthook()
+    threads.set_fatal_handler(fatal)
     spare_the_collector()
-    monitor.observer.start()
+    monitor.poller.start()
     try:
         ready()
         server.run()
     finally:
-        background.set_fatal_handler(None)
-        monitor.observer.stop()
+        threads.set_fatal_handler(None)
+        monitor.poller.stop()
         server.close()
     if lost:
         raise DflashqError(f"the monitor ends: {lost[0]}. The runs go on: start it again")

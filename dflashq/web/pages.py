@@ -6,10 +6,10 @@ from flask import Blueprint, g, redirect, render_template, request, session, url
 from werkzeug.wrappers import Response
 
 from dflashq.core.errors import DflashqError
-from dflashq.core.progress import in_words
-from dflashq.web import answers
-from dflashq.web.doors import safe_path
-from dflashq.web.monitor import doors_of, monitor_of
+from dflashq.core.estimates.rate import in_words
+from dflashq.web import payloads
+from dflashq.web.auth import safe_path
+from dflashq.web.context import doors_of, monitor_of
 
 pages = Blueprint("pages", __name__)
 
@@ -29,15 +29,15 @@ def number(value: float) -> str:
 @pages.app_context_processor
 def everywhere() -> dict[str, object]:
     """What every page shows."""
-    doors = doors_of()
-    return {"who": g.get("who"), "csrf": doors.csrf(), "guarded": bool(doors.tokens)}
+    auth = doors_of()
+    return {"who": g.get("who"), "csrf": auth.csrf(), "guarded": bool(auth.tokens)}
 
 
 @pages.get("/")
 def overview() -> str:
     """All runs."""
     try:
-        seen = answers.overview(monitor_of().seen())
+        seen = payloads.overview(monitor_of().seen())
     except DflashqError as exc:
         return render_template("overview.html", runs=None, waits=str(exc))
     return render_template("overview.html", runs=seen["runs"], workers=seen["workers"])
@@ -46,14 +46,14 @@ def overview() -> str:
 @pages.get("/runs/<run>")
 def one_run(run: str) -> str:
     """One run."""
-    return render_template("run.html", run=answers.run_row(monitor_of().run(run)))
+    return render_template("run.html", run=payloads.run_row(monitor_of().run(run)))
 
 
 @pages.get("/runs/<run>/samples")
 def samples(run: str) -> str:
     """Samples of a run to read."""
     one = monitor_of().run(run)
-    return render_template("samples.html", run=answers.run_row(one))
+    return render_template("samples.html", run=payloads.run_row(one))
 
 
 @pages.get("/workers")

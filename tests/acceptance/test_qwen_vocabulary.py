@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from dflashq.config import Settings
-from dflashq.core.answer import AnswerParts, split_answer
-from dflashq.core.checks import judge
+from dflashq.core.generations.answer_text import AnswerParts, split_answer
+from dflashq.core.generations.checks import judge
+from dflashq.core.generations.sample_rows import assistant_message, sample_row
+from dflashq.core.generations.segments import OutputSegments
 from dflashq.core.model import Checks, Generation, Prompt
-from dflashq.core.output import Output
-from dflashq.core.rows import rows_of
-from dflashq.core.sample import assistant_message, sample_row
-from dflashq.engine.render import Renderer
-from dflashq.operations.validate import read_markers
+from dflashq.core.training_data.rows import rows_of
+from dflashq.engine.chat_renderer import ChatRenderer
+from dflashq.operations.results.validate import read_markers
 from tests.acceptance.qwen_vocabulary import ensure_qwen
 
 END = 248_046
@@ -45,16 +45,16 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def renderer(folder: Path) -> Renderer:
-    return Renderer(folder)
+def renderer(folder: Path) -> ChatRenderer:
+    return ChatRenderer(folder)
 
 
-def ids(renderer: Renderer, text: str) -> list[int]:
+def ids(renderer: ChatRenderer, text: str) -> list[int]:
     return [int(i) for i in renderer._tokenizer.encode(text, add_special_tokens=False)]
 
 
 def generation(
-    renderer: Renderer,
+    renderer: ChatRenderer,
     output: list[int],
     *,
     thinking: bool = True,
@@ -66,28 +66,28 @@ def generation(
     return Generation(prompt, output, reason, matched=END if ended else None)
 
 
-def reason(renderer: Renderer, made: Generation, *, thinking: bool = True) -> str | None:
+def reason(renderer: ChatRenderer, made: Generation, *, thinking: bool = True) -> str | None:
     return judge(
         made,
-        Output(made.output_array, renderer.markers(), thinking=thinking),
+        OutputSegments(made.output_array, renderer.markers(), thinking=thinking),
         checks=Checks(),
         max_new_tokens=len(made.output_ids) if made.finish_reason == "length" else 1000,
     ).reason
 
 
 def parts(
-    renderer: Renderer,
+    renderer: ChatRenderer,
     made: Generation,
     *,
     thinking: bool = True,
     tools: list[dict[str, Any]] | None = None,
 ) -> AnswerParts:
-    output = Output(made.output_array, renderer.markers(), thinking=thinking)
+    output = OutputSegments(made.output_array, renderer.markers(), thinking=thinking)
     return split_answer(output, renderer.decode, tools)
 
 
 def assert_row_is_exact(
-    renderer: Renderer, made: Generation, output: str, *, thinking: bool = True
+    renderer: ChatRenderer, made: Generation, output: str, *, thinking: bool = True
 ) -> None:
     """The row supervises what the model said, byte for byte, and nothing else."""
     split = parts(renderer, made, thinking=thinking)
@@ -103,7 +103,7 @@ def assert_row_is_exact(
     assert renderer.decode(given).endswith(opening)
 
 
-def test_the_vocabulary_is_the_real_one(renderer: Renderer, folder: Path) -> None:
+def test_the_vocabulary_is_the_real_one(renderer: ChatRenderer, folder: Path) -> None:
     markers = renderer.markers()
     assert (markers.think_open, markers.think_close) == (THINK, CLOSE)
     assert markers.end_ids == {END, 248_044}
@@ -116,7 +116,7 @@ def test_the_vocabulary_is_the_real_one(renderer: Renderer, folder: Path) -> Non
     assert len(ids(renderer, " the answer is")) == 3, "whole words are one token each"
 
 
-def test_thinking(renderer: Renderer) -> None:
+def test_thinking(renderer: ChatRenderer) -> None:
     output = "The sum is 4.\n</think>\n\nIt is 4.<|im_end|>"
     made = generation(renderer, ids(renderer, output))
     assert made.prompt_ids[-2] == THINK
@@ -137,7 +137,7 @@ def test_thinking(renderer: Renderer) -> None:
         "\n</think>\n\nIt is 4.<|im_end|>",
     ],
 )
-def test_shapes_that_rendering_again_would_change(renderer: Renderer, output: str) -> None:
+def test_shapes_that_rendering_again_would_change(renderer: ChatRenderer, output: str) -> None:
     made = generation(renderer, ids(renderer, output))
     assert reason(renderer, made) is None
     assert_row_is_exact(renderer, made, output)
@@ -148,7 +148,7 @@ def test_shapes_that_rendering_again_would_change(renderer: Renderer, output: st
     assert list(again) != made.prompt_ids + made.output_ids
 
 
-def test_no_thinking(renderer: Renderer) -> None:
+def test_no_thinking(renderer: ChatRenderer) -> None:
     output = "It is 4.<|im_end|>"
     made = generation(renderer, ids(renderer, output), thinking=False)
     assert CLOSE in made.prompt_ids[-4:]
@@ -158,7 +158,7 @@ def test_no_thinking(renderer: Renderer) -> None:
     assert_row_is_exact(renderer, made, output, thinking=False)
 
 
-def test_tool_calls(renderer: Renderer) -> None:
+def test_tool_calls(renderer: ChatRenderer) -> None:
     output = (
         "I should look.\n</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n"
         "</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call><|im_end|>"
@@ -180,7 +180,7 @@ def test_tool_calls(renderer: Renderer) -> None:
     assert "I should look." not in again
 
 
-def test_truncated_thinking(renderer: Renderer) -> None:
+def test_truncated_thinking(renderer: ChatRenderer) -> None:
     output = "The sum is two plus two, which"
     made = generation(renderer, ids(renderer, output))
     assert reason(renderer, made) == "truncated"
@@ -190,12 +190,12 @@ def test_truncated_thinking(renderer: Renderer) -> None:
     assert_row_is_exact(renderer, made, output)
 
 
-def test_thinking_that_never_closed(renderer: Renderer) -> None:
+def test_thinking_that_never_closed(renderer: ChatRenderer) -> None:
     made = generation(renderer, ids(renderer, "The sum is 4.<|im_end|>"))
     assert reason(renderer, made) == "no_answer"
 
 
-def test_two_closings(renderer: Renderer) -> None:
+def test_two_closings(renderer: ChatRenderer) -> None:
     output = "The sum is 4.\n</think>\n\nIt is 4.\n</think>\n\nYes, 4.<|im_end|>"
     made = generation(renderer, ids(renderer, output))
     assert made.output_ids.count(CLOSE) == 2
@@ -206,7 +206,7 @@ def test_two_closings(renderer: Renderer) -> None:
     assert_row_is_exact(renderer, made, output)
 
 
-def test_characters_that_are_split_across_tokens(renderer: Renderer) -> None:
+def test_characters_that_are_split_across_tokens(renderer: ChatRenderer) -> None:
     pieces = ids(renderer, SPLIT)
     assert len(pieces) > len(SPLIT)
     assert all("\ufffd" in renderer.decode([piece]) for piece in pieces[:2])
@@ -218,7 +218,7 @@ def test_characters_that_are_split_across_tokens(renderer: Renderer) -> None:
     assert_row_is_exact(renderer, made, output)
 
 
-def test_an_answer_cut_inside_a_character_keeps_its_ids(renderer: Renderer) -> None:
+def test_an_answer_cut_inside_a_character_keeps_its_ids(renderer: ChatRenderer) -> None:
     whole = ids(renderer, f"x\n</think>\n\n{SPLIT}")
     made = generation(renderer, whole[:-1])
     assert reason(renderer, made) == "truncated"
@@ -230,7 +230,7 @@ def test_an_answer_cut_inside_a_character_keeps_its_ids(renderer: Renderer) -> N
     assert row.input_ids[row.prompt_tokens :] == whole[:-1]
 
 
-def test_think_tags_that_the_user_wrote_are_no_boundary(renderer: Renderer) -> None:
+def test_think_tags_that_the_user_wrote_are_no_boundary(renderer: ChatRenderer) -> None:
     asked = [{"role": "user", "content": "What does </think> mean?"}]
     prompt = renderer.render(asked, None, thinking=True)
     assert prompt.count(CLOSE) == 1

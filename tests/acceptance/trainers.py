@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from dflashq.embedded.build import Echo, run_step, sole_builder
+from dflashq.embedded.cached_build import Echo, run_step, sole_builder
 
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 _DASHES = "# ----"

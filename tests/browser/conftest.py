@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -20,16 +19,16 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 from dflashq.config import Settings
-from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3
+from dflashq.system.ports import free_port
 from tests.conftest import ACCESS_KEY, BUCKET, REDIS_PASSWORD, SECRET_KEY
-from tests.emulated import emulated_profile
-from tests.environment import environment
-from tests.fleet.arena import Arena, arena_settings
-from tests.fleet.fleet import wait_until
+from tests.support.engine_emulator import emulated_profile
+from tests.support.env import environment
+from tests.support.fault_fleet import FaultFleet, fault_fleet_settings
+from tests.support.fleet import wait_until
+from tests.support.paths import ROOT, TINY_MODEL
 
-ROOT = Path(__file__).parents[2]
 SCREENS = ROOT / "build" / "screens"
 AXE = ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -187,10 +186,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 @pytest.fixture(scope="session")
 def show(
     s3_server: EmbeddedS3, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Arena, MonitorProcess]]:
+) -> Iterator[tuple[FaultFleet, MonitorProcess]]:
     """Two workers, a Redis that may be killed, and a monitor."""
     folder = tmp_path_factory.mktemp("show")
-    model = Path(os.path.abspath(__file__)).parents[1] / "golden" / "tiny-thinking"
+    model = TINY_MODEL
     with EmbeddedRedis(folder / "redis", free_port(), REDIS_PASSWORD) as redis:
         base = Settings(
             _env_file=None,  # type: ignore[call-arg]
@@ -210,16 +209,16 @@ def show(
             stats_file=stats,
             faults={"truncated": 0.12},
         )
-        settings = arena_settings(base, redis, folder).model_copy(
+        settings = fault_fleet_settings(base, redis, folder).model_copy(
             update={"sweep_s": 1.0, "lease_ttl_s": 4.0}
         )
-        with Arena(settings, profile, folder, redis, stats) as arena:
+        with FaultFleet(settings, profile, folder, redis, stats) as fault_fleet:
             for name in ("gpu0", "gpu1"):
-                arena.launch(name)
-            arena.bring_up("gpu0", "gpu1")
+                fault_fleet.launch(name)
+            fault_fleet.bring_up("gpu0", "gpu1")
             monitor = MonitorProcess(settings, free_port(), folder / "monitor.log")
             monitor.start()
             try:
-                yield arena, monitor
+                yield fault_fleet, monitor
             finally:
                 assert monitor.stop() == 0, "the monitor ends in order"

@@ -13,9 +13,9 @@ from selenium.webdriver.common.keys import Keys
 from dflashq.config import Settings
 from dflashq.core.model import Guard
 from tests.browser.conftest import DESKTOP, PHONE, MonitorProcess, Page
-from tests.fleet.arena import Arena
-from tests.fleet.fleet import prompts_file, wait_until
-from tests.web.ground import TOKEN, Stage, announce, fill, serving
+from tests.support.fault_fleet import FaultFleet
+from tests.support.fleet import prompts_file, wait_until
+from tests.support.monitor_fixture import TOKEN, MonitorFixture, announce, fill, serving
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 RUN = "qwen-mix-1"
@@ -23,30 +23,32 @@ TOLERANT = Guard(canary=12, max_rejected=1.0, min_median_tokens=0)
 
 
 @pytest.fixture(scope="module")
-def live(show: tuple[Arena, MonitorProcess], tmp_path_factory: pytest.TempPathFactory) -> Arena:
+def live(
+    show: tuple[FaultFleet, MonitorProcess], tmp_path_factory: pytest.TempPathFactory
+) -> FaultFleet:
     """The run that the pages show: 60 batches of 12 prompts, behind a canary."""
-    arena, _ = show
+    fault_fleet, _ = show
     path: Path = prompts_file(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 720)
-    arena.begin_from(RUN, path, batch_size=12, guard=TOLERANT)
-    return arena
+    fault_fleet.begin_from(RUN, path, batch_size=12, guard=TOLERANT)
+    return fault_fleet
 
 
 @pytest.fixture
-def page(browser: webdriver.Chrome, show: tuple[Arena, MonitorProcess]) -> Page:
+def page(browser: webdriver.Chrome, show: tuple[FaultFleet, MonitorProcess]) -> Page:
     fresh = Page(browser, show[1].address)
     fresh.errors()  # those of the tests before are theirs
     return fresh
 
 
-def equal_to_ledger(page: Page, arena: Arena) -> bool:
+def equal_to_ledger(page: Page, fault_fleet: FaultFleet) -> bool:
     """Whether the page has the ledger's numbers; both go on, so it is asked again."""
-    status = arena.ledger.status(RUN)
+    status = fault_fleet.ledger.status(RUN)
     shown = [page.number(label) for label in ("batches", "prompts settled", "accepted")]
     counters = status.counters
     return shown == [status.done, counters.get("prompts", 0), counters.get("accepted", 0)]
 
 
-def test_progress_moves_by_itself(page: Page, live: Arena) -> None:
+def test_progress_moves_by_itself(page: Page, live: FaultFleet) -> None:
     wait_until(lambda: requests.get(f"{page.address}/runs/{RUN}", timeout=9).ok, "it is known", 10)
     page.open(f"/runs/{RUN}")
     page.wait("#sentence", "batches done")
@@ -59,7 +61,7 @@ def test_progress_moves_by_itself(page: Page, live: Arena) -> None:
     assert page.errors() == []
 
 
-def test_pause_and_resume_from_the_page(page: Page, live: Arena) -> None:
+def test_pause_and_resume_from_the_page(page: Page, live: FaultFleet) -> None:
     page.open(f"/runs/{RUN}")
     wait_until(lambda: bool(page.all("[data-act=pause]")), "there is a button", 30)
     page.one("[data-act=pause]").click()
@@ -81,7 +83,7 @@ def test_pause_and_resume_from_the_page(page: Page, live: Arena) -> None:
     assert page.errors() == []
 
 
-def test_a_batch_opens_by_keyboard(page: Page, live: Arena) -> None:
+def test_a_batch_opens_by_keyboard(page: Page, live: FaultFleet) -> None:
     page.open(f"/runs/{RUN}")
     wait_until(lambda: len(page.all("#grid button")) > 3, "the grid is there", 30)
     page.browser.execute_script("document.querySelector('#grid button').focus()")
@@ -97,7 +99,7 @@ def test_a_batch_opens_by_keyboard(page: Page, live: Arena) -> None:
     )
 
 
-def test_a_rejected_sample_is_read(page: Page, live: Arena) -> None:
+def test_a_rejected_sample_is_read(page: Page, live: FaultFleet) -> None:
     wait_until(
         lambda: live.ledger.status(RUN).counters.get("rejected_truncated", 0) > 0, "a rejection", 60
     )
@@ -119,7 +121,7 @@ def test_a_rejected_sample_is_read(page: Page, live: Arena) -> None:
 
 
 def test_numbers_equal_the_ledger_after_a_worker_crash(
-    page: Page, live: Arena, show: tuple[Arena, MonitorProcess]
+    page: Page, live: FaultFleet, show: tuple[FaultFleet, MonitorProcess]
 ) -> None:
     page.open(f"/runs/{RUN}")
     wait_until(lambda: page.number("batches") > 0, "numbers are shown", 30)
@@ -133,7 +135,7 @@ def test_numbers_equal_the_ledger_after_a_worker_crash(
 
 
 def test_the_server_is_lost_and_comes_back(
-    page: Page, live: Arena, show: tuple[Arena, MonitorProcess]
+    page: Page, live: FaultFleet, show: tuple[FaultFleet, MonitorProcess]
 ) -> None:
     page.open(f"/runs/{RUN}")
     page.wait("#sentence", "batches done")
@@ -152,7 +154,7 @@ def test_the_server_is_lost_and_comes_back(
     page.wait("#state", "active")
 
 
-def test_a_silent_redis_shows_as_age(page: Page, live: Arena) -> None:
+def test_a_silent_redis_shows_as_age(page: Page, live: FaultFleet) -> None:
     page.open(f"/runs/{RUN}")
     page.wait("#sentence", "batches done")
     live.redis.stop()
@@ -168,7 +170,7 @@ def test_a_silent_redis_shows_as_age(page: Page, live: Arena) -> None:
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_page_is_whole_and_has_no_serious_finding(
-    page: Page, live: Arena, size: tuple[int, int], dark: bool
+    page: Page, live: FaultFleet, size: tuple[int, int], dark: bool
 ) -> None:
     page.size, page.dark = size, dark
     findings = {}
@@ -191,7 +193,7 @@ def test_every_page_is_whole_and_has_no_serious_finding(
 
 
 def test_a_large_run_behind_a_login(browser: webdriver.Chrome, settings: Settings) -> None:
-    stage = Stage(settings, f"ann:{TOKEN}")
+    stage = MonitorFixture(settings, f"ann:{TOKEN}")
     fill(stage.ledger, "large", 3000, 1700, workers=120, dead=20)
     announce(stage.ledger, 5, ["large/batch-001800"], engine="down", closed=["the engine is down"])
     with serving(stage) as address:
@@ -221,7 +223,7 @@ def test_a_large_run_behind_a_login(browser: webdriver.Chrome, settings: Setting
         assert told == [], "of the wrong token the console was told, of nothing else"
 
 
-def test_the_run_ends(page: Page, live: Arena) -> None:
+def test_the_run_ends(page: Page, live: FaultFleet) -> None:
     page.open(f"/runs/{RUN}")
     live.wait_finished(RUN, 300)
     page.wait("#state", "finished")

@@ -9,14 +9,14 @@ import pytest
 from pydantic import SecretStr
 
 from dflashq.config import Settings
-from dflashq.embedded.ports import free_port
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3
-from dflashq.engine.render import Renderer
+from dflashq.engine.chat_renderer import ChatRenderer
+from dflashq.system.ports import free_port
 from tests.conftest import ACCESS_KEY, BUCKET, REDIS_PASSWORD, SECRET_KEY
-from tests.emulated import emulated_profile
-from tests.fleet.arena import Arena, arena_settings
-from tests.wait import WAIT_S
+from tests.support.engine_emulator import emulated_profile
+from tests.support.fault_fleet import FaultFleet, fault_fleet_settings
+from tests.support.wait import WAIT_S
 
 POISON = " poison poison"
 
@@ -35,12 +35,12 @@ def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedi
 
 
 @pytest.fixture(scope="session")
-def arena_at_work(
+def fault_fleet_at_work(
     own_redis: EmbeddedRedis,
     s3_server: EmbeddedS3,
     tiny_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Arena]:
+) -> Iterator[FaultFleet]:
     folder = tmp_path_factory.mktemp("arena")
     base = Settings(
         _env_file=None,  # type: ignore[call-arg]
@@ -61,33 +61,33 @@ def arena_at_work(
         faults={"poison": [poison_ids(tiny_model)], "poison_delay_s": 0.3},
     )
     # A worker that waits for its grace, where nobody should, ends its test by the time limit.
-    settings = arena_settings(base, own_redis, folder, drain_grace_s=10 * WAIT_S)
-    with Arena(settings, profile, folder, own_redis, stats) as arena:
-        yield arena
+    settings = fault_fleet_settings(base, own_redis, folder, drain_grace_s=10 * WAIT_S)
+    with FaultFleet(settings, profile, folder, own_redis, stats) as fault_fleet:
+        yield fault_fleet
 
 
 @pytest.fixture
-def arena(arena_at_work: Arena) -> Iterator[Arena]:
+def fault_fleet(fault_fleet_at_work: FaultFleet) -> Iterator[FaultFleet]:
     """The arena, tidied up before and after the test."""
-    arena_at_work.clear()
-    yield arena_at_work
-    arena_at_work.clear()
+    fault_fleet_at_work.clear()
+    yield fault_fleet_at_work
+    fault_fleet_at_work.clear()
 
 
 @pytest.fixture
-def two(arena: Arena) -> Arena:
+def two(fault_fleet: FaultFleet) -> FaultFleet:
     """The arena with its workers w0 and w1 ready."""
     for name in ("w0", "w1"):
-        worker = arena.named.get(name)
+        worker = fault_fleet.named.get(name)
         if worker is None or worker.process.poll() is not None:
-            arena.launch(name)  # both boot at once
-    arena.bring_up("w0", "w1")
-    return arena
+            fault_fleet.launch(name)  # both boot at once
+    fault_fleet.bring_up("w0", "w1")
+    return fault_fleet
 
 
 def poison_ids(model: Path) -> list[int]:
     """The ids of the words that kill the engine, as they stand inside a prompt."""
-    renderer = Renderer(model)
+    renderer = ChatRenderer(model)
     plain, poisoned = (
         renderer.render([{"role": "user", "content": f"x{text} x"}], None, thinking=True)
         for text in ("", POISON)

@@ -9,12 +9,12 @@ import pytest
 
 from dflashq.config import Settings
 from dflashq.core.model import Guard
-from dflashq.operations import control
-from dflashq.operations.backfill import revive
-from dflashq.operations.run_condition import Condition
-from dflashq.operations.status import run_view
-from tests.emulated import emulated_profile
-from tests.fleet.fleet import Fleet, prompts_file, wait_until
+from dflashq.operations.monitoring.insights import run_view
+from dflashq.operations.monitoring.run_condition import Condition
+from dflashq.operations.runs import control
+from dflashq.operations.runs.backfill import revive
+from tests.support.engine_emulator import emulated_profile
+from tests.support.fleet import FleetHarness, prompts_file, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -27,7 +27,7 @@ def test_a_dead_canary_pauses_its_run_until_it_is_mended_or_left_out(
     told = tmp_path / "notices.jsonl"
     once = fast.model_copy(update={"attempts": 1, "notify_file": str(told)})
     profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:60", token_ms=2)
-    with Fleet(once, profile, tmp_path) as fleet:
+    with FleetHarness(once, profile, tmp_path) as fleet:
         guard = Guard(canary=10)
         prompts = prompts_file(tmp_path / "p.jsonl", 30)
         record = fleet.enqueue("r", prompts, batch_size=10, guard=guard)

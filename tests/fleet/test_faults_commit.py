@@ -11,9 +11,9 @@ from dflashq.blobs import commits
 from dflashq.blobs.runs import read_run
 from dflashq.core import codec, keys
 from dflashq.core.model import counters
-from dflashq.operations.reconcile import reconcile
-from dflashq.operations.verify import verify
-from tests.fleet.arena import Arena
+from dflashq.operations.results.verify import verify
+from dflashq.operations.runs.reconcile import reconcile
+from tests.support.fault_fleet import FaultFleet
 
 pytestmark = pytest.mark.fleet
 
@@ -22,20 +22,20 @@ def completions(run: str, number: int = 0) -> str:
     return keys.completions_object(run, keys.batch_name(number))
 
 
-def with_one_too_long(arena: Arena, run: str, prompts: int) -> Path:
+def with_one_too_long(fault_fleet: FaultFleet, run: str, prompts: int) -> Path:
     """A prompt file of which one prompt is rejected as too long."""
     rows = [
         {"id": f"p{n}", "messages": [{"role": "user", "content": f"{run}: what is {n}?"}]}
         for n in range(prompts)
     ]
     rows[3]["messages"] = [{"role": "user", "content": "many words here " * 16000}]
-    path = arena.folder / f"{run}.jsonl"
+    path = fault_fleet.folder / f"{run}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def test_a_foreign_object_at_the_commit_point_kills_the_batch_until_it_is_moved(
-    two: Arena,
+    two: FaultFleet,
 ) -> None:
     """Whoever wrote it: it is neither overwritten nor counted, the other batches go on."""
     foreign = codec.compress(b'{"index": 0}\n')
@@ -61,7 +61,7 @@ def test_a_foreign_object_at_the_commit_point_kills_the_batch_until_it_is_moved(
         assert two.blobs.get(healed.quarantined[keys.batch_name(0)]).body == body
 
 
-def test_an_object_of_ours_with_damaged_bytes_is_a_conflict(two: Arena) -> None:
+def test_an_object_of_ours_with_damaged_bytes_is_a_conflict(two: FaultFleet) -> None:
     """Its metadata is ours, its bytes are not what the metadata says: it is moved and made anew."""
     batch = keys.batch_name(0)
     two.begin("damaged", 20, batch_size=20)
@@ -78,7 +78,7 @@ def test_an_object_of_ours_with_damaged_bytes_is_a_conflict(two: Arena) -> None:
     assert two.oracle("damaged").accepted == 20
 
 
-def test_rejected_rows_that_are_lost_are_recorded_as_such(two: Arena) -> None:
+def test_rejected_rows_that_are_lost_are_recorded_as_such(two: FaultFleet) -> None:
     """The commit is adopted; who is missing was rejected, only why is not known any more."""
     two.begin_from("unrecorded", with_one_too_long(two, "unrecorded", 20), batch_size=20)
     two.wait_finished("unrecorded")
@@ -95,7 +95,7 @@ def test_rejected_rows_that_are_lost_are_recorded_as_such(two: Arena) -> None:
     assert two.asked() == asked  # adopted, not generated again
 
 
-def test_a_batch_of_rejected_prompts_commits_zero_rows(two: Arena) -> None:
+def test_a_batch_of_rejected_prompts_commits_zero_rows(two: FaultFleet) -> None:
     two.set_faults(http_400=1.0)
     two.begin("all-bad", 20, batch_size=10)
     two.wait_finished("all-bad")

@@ -8,30 +8,30 @@ from contextlib import contextmanager
 
 import pytest
 
-from dflashq.operations.reconcile import reconcile
-from tests.fleet.arena import Arena
-from tests.fleet.fleet import wait_until
+from dflashq.operations.runs.reconcile import reconcile
+from tests.support.fault_fleet import FaultFleet
+from tests.support.fleet import wait_until
 
 pytestmark = pytest.mark.fleet
 
 
 @contextmanager
-def same_workers(arena: Arena) -> Iterator[None]:
+def same_workers(fault_fleet: FaultFleet) -> Iterator[None]:
     """No worker ends or is replaced meanwhile."""
-    before = {name: worker.process.pid for name, worker in arena.named.items()}
+    before = {name: worker.process.pid for name, worker in fault_fleet.named.items()}
     yield
-    assert {name: worker.process.pid for name, worker in arena.named.items()} == before
-    assert all(worker.process.poll() is None for worker in arena.named.values())
+    assert {name: worker.process.pid for name, worker in fault_fleet.named.items()} == before
+    assert all(worker.process.poll() is None for worker in fault_fleet.named.values())
 
 
-def finish(arena: Arena, run: str, prompts: int, held: set[str]) -> None:
-    arena.wait_finished(run)
-    assert arena.oracle(run).accepted == prompts
-    asked = arena.asked()
+def finish(fault_fleet: FaultFleet, run: str, prompts: int, held: set[str]) -> None:
+    fault_fleet.wait_finished(run)
+    assert fault_fleet.oracle(run).accepted == prompts
+    asked = fault_fleet.asked()
     assert {asked[prompt] for prompt in held} == {1}
 
 
-def test_redis_dies_and_comes_back(two: Arena) -> None:
+def test_redis_dies_and_comes_back(two: FaultFleet) -> None:
     with same_workers(two):
         with two.slowly():
             two.begin("redis-dies", 80, batch_size=40)
@@ -52,7 +52,7 @@ def test_redis_dies_and_comes_back(two: Arena) -> None:
         assert two.ledger.status("redis-dies").done == 2
 
 
-def test_redis_out_of_reach_for_longer_than_the_lease_costs_nobody_a_batch(two: Arena) -> None:
+def test_redis_out_of_reach_for_longer_than_the_lease_costs_nobody_a_batch(two: FaultFleet) -> None:
     """Nobody aborts, and nobody is expired before a full lease time of connectivity."""
     two.set_faults(slow=2.0)
     two.begin("cut-off", 80, batch_size=40)
@@ -72,7 +72,7 @@ def test_redis_out_of_reach_for_longer_than_the_lease_costs_nobody_a_batch(two: 
         assert [row["what"] for row in two.ledger.story("cut-off", batch)] == []
 
 
-def test_redis_frozen_and_answers_lost(two: Arena) -> None:
+def test_redis_frozen_and_answers_lost(two: FaultFleet) -> None:
     """Every request may or may not have happened: all are safe to send again."""
     with same_workers(two):
         with two.slowly():
@@ -94,7 +94,7 @@ def test_redis_frozen_and_answers_lost(two: Arena) -> None:
     assert sum(lines.redis.lost for lines in two.lines.values()) > 0
 
 
-def test_redis_with_a_torn_tail_heals_from_s3(two: Arena) -> None:
+def test_redis_with_a_torn_tail_heals_from_s3(two: FaultFleet) -> None:
     """The end of the log is gone: what it said is found out again."""
     two.set_faults(slow=3.0)
     two.begin("torn", 100, batch_size=20)
@@ -111,7 +111,7 @@ def test_redis_with_a_torn_tail_heals_from_s3(two: Arena) -> None:
         assert two.oracle("torn").accepted == 100
 
 
-def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: Arena) -> None:
+def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: FaultFleet) -> None:
     two.set_faults(slow=2.0)
     two.begin("wiped", 160, batch_size=20)
     wait_until(lambda: two.ledger.status("wiped").done >= 2, "two batches are done")
@@ -137,7 +137,7 @@ def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: Arena) -> None:
     assert max(asked[prompt] for prompt in held) <= 2
 
 
-def test_a_full_redis_closes_the_gate_and_commits_make_room(two: Arena) -> None:
+def test_a_full_redis_closes_the_gate_and_commits_make_room(two: FaultFleet) -> None:
     """Renew, begin and complete get through; what is finished waits in memory."""
     two.set_faults(slow=4.0)
     two.begin("full", 120, batch_size=20)
@@ -160,7 +160,7 @@ def test_a_full_redis_closes_the_gate_and_commits_make_room(two: Arena) -> None:
             assert two.oracle("full").accepted == 120
 
 
-def test_single_answers_of_redis_are_lost(two: Arena) -> None:
+def test_single_answers_of_redis_are_lost(two: FaultFleet) -> None:
     """One lost answer of Redis, of every kind, at a quiet moment each: the run does not notice."""
     two.begin("lossy", 80, batch_size=20)
     worker = two.holder("lossy")

@@ -9,41 +9,43 @@ from functools import partial
 
 import pytest
 
-from tests.fleet.arena import Arena
-from tests.fleet.fleet import Worker
-from tests.fleet.refusals import REFUSALS, full
 from tests.fleet.test_faults_redis import finish, same_workers
-from tests.wait import wait_until
+from tests.support.fault_fleet import FaultFleet
+from tests.support.fleet import WorkerHandle
+from tests.support.redis_refusals import REFUSALS, full
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.fleet
 
 
-def told(worker: Worker, since: int) -> list[str]:
+def told(worker: WorkerHandle, since: int) -> list[str]:
     """What a worker has logged since its log was so long."""
     return worker.log.read_text(errors="replace")[since:].splitlines()
 
 
 @contextmanager
-def waited_out(arena: Arena, words: str) -> Iterator[Callable[[], bool]]:
+def waited_out(fault_fleet: FaultFleet, words: str) -> Iterator[Callable[[], bool]]:
     """Whether all gates are closed, in the block; then they open. Each thing is told once."""
-    lengths = {name: len(w.log.read_text(errors="replace")) for name, w in arena.named.items()}
+    lengths = {
+        name: len(w.log.read_text(errors="replace")) for name, w in fault_fleet.named.items()
+    }
 
     def all_tell(sentence: str) -> bool:
         return all(
             any(sentence in line for line in told(worker, lengths[name]))
-            for name, worker in arena.named.items()
+            for name, worker in fault_fleet.named.items()
         )
 
     yield partial(all_tell, "closes: finished work cannot be kept")
     wait_until(lambda: all_tell("Redis serves again"), f"all tell the end of {words}")
     wait_until(lambda: all_tell("the gate opens"), f"all gates are open after {words}")
-    for name, worker in arena.named.items():
+    for name, worker in fault_fleet.named.items():
         lines = told(worker, lengths[name])
         assert sum("Redis refuses" in line and words in line for line in lines) == 1, lines
         assert not any("Traceback" in line for line in lines), "\n".join(lines)
 
 
-def test_refusals_of_redis_cost_nothing(two: Arena) -> None:
+def test_refusals_of_redis_cost_nothing(two: FaultFleet) -> None:
     held, since = set[str](), time.time()
     two.set_faults(slow=8.0)
     two.begin("redis-refuses", 720, batch_size=180)
@@ -57,7 +59,7 @@ def test_refusals_of_redis_cost_nothing(two: Arena) -> None:
     assert set(two.asked(since).values()) == {1}
 
 
-def test_a_fleet_that_starts_on_a_full_redis_works_it_empty(two: Arena) -> None:
+def test_a_fleet_that_starts_on_a_full_redis_works_it_empty(two: FaultFleet) -> None:
     """No hint can be sent or received: whoever is left claims without, also what the dead held."""
     with two.slowly():
         two.begin("full-restart", 120, batch_size=20)

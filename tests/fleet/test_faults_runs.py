@@ -10,16 +10,16 @@ import pytest
 from dflashq.blobs import commits
 from dflashq.core import codec, keys
 from dflashq.core.errors import DflashqError
-from dflashq.operations import control
-from dflashq.operations.backfill import rerun_rejected, revive
-from tests.fleet.arena import Arena
+from dflashq.operations.runs import control
+from dflashq.operations.runs.backfill import rerun_rejected, revive
 from tests.fleet.conftest import POISON
-from tests.fleet.fleet import wait_until
+from tests.support.fault_fleet import FaultFleet
+from tests.support.fleet import wait_until
 
 pytestmark = pytest.mark.fleet
 
 
-def with_poison(arena: Arena, run: str, prompts: int, poisoned: tuple[int, ...]) -> Path:
+def with_poison(fault_fleet: FaultFleet, run: str, prompts: int, poisoned: tuple[int, ...]) -> Path:
     """A prompt file of which some kill the engine that runs them."""
     rows = [
         {"id": f"p{n}", "messages": [{"role": "user", "content": f"{run}: what is {n}?"}]}
@@ -27,13 +27,13 @@ def with_poison(arena: Arena, run: str, prompts: int, poisoned: tuple[int, ...])
     ]
     for number in poisoned:
         rows[number]["messages"] = [{"role": "user", "content": f"x{POISON} x {run} {number}"}]
-    path = arena.folder / f"{run}.jsonl"
+    path = fault_fleet.folder / f"{run}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def test_a_poison_prompt_is_rejected_the_innocents_are_kept_and_the_fleet_lives(
-    two: Arena,
+    two: FaultFleet,
 ) -> None:
     workers = {name: worker.process.pid for name, worker in two.named.items()}
     two.begin_from("poison", with_poison(two, "poison", 60, (7,)), batch_size=30)
@@ -51,7 +51,7 @@ def test_a_poison_prompt_is_rejected_the_innocents_are_kept_and_the_fleet_lives(
     assert all(b.attempts == 1 for b in two.ledger.batch_states("poison"))
 
 
-def test_a_poison_batch_is_dead_with_its_story_and_lives_again_once_mended(two: Arena) -> None:
+def test_a_poison_batch_is_dead_with_its_story_and_lives_again_once_mended(two: FaultFleet) -> None:
     """Its prompts object is gone: no attempt can succeed, another run goes on unhindered."""
     control_run = "unhindered"
     with two.stopped():  # nobody reads the object before it is gone
@@ -75,7 +75,7 @@ def test_a_poison_batch_is_dead_with_its_story_and_lives_again_once_mended(two: 
     assert two.oracle("sick").accepted == 60
 
 
-def test_a_damaged_prompts_object_is_not_answered(two: Arena) -> None:
+def test_a_damaged_prompts_object_is_not_answered(two: FaultFleet) -> None:
     """Other prompts than the recorded ones: refused at once, mended by its old bytes."""
     record = two.begin("bitrot", 20, batch_size=20)
     object_ = record.batches[0]
@@ -96,7 +96,7 @@ def test_a_damaged_prompts_object_is_not_answered(two: Arena) -> None:
     assert two.oracle("bitrot").accepted == 20
 
 
-def test_pause_resume_and_cancel_act_on_work_under_way(two: Arena) -> None:
+def test_pause_resume_and_cancel_act_on_work_under_way(two: FaultFleet) -> None:
     two.set_faults(slow=4.0)
     two.begin("stopped", 160, batch_size=20)
     held = two.wait_kept("stopped", 10)
@@ -126,7 +126,7 @@ def test_pause_resume_and_cancel_act_on_work_under_way(two: Arena) -> None:
         control.resume(two.ledger, two.blobs, two.hints, "stopped")
 
 
-def test_rejected_prompts_are_run_again_only_when_asked_and_only_once(two: Arena) -> None:
+def test_rejected_prompts_are_run_again_only_when_asked_and_only_once(two: FaultFleet) -> None:
     two.set_faults(truncated=0.4)
     prompts = two.folder / "tombs.jsonl"
     record = two.begin("tombs", 60, batch_size=20, max_new_tokens=400)

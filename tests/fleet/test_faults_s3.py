@@ -8,28 +8,30 @@ import pytest
 
 from dflashq.config import Settings
 from dflashq.core import keys
-from tests.emulated import emulated_profile
-from tests.fleet.arena import Arena, Lines, put_of
-from tests.fleet.careless_s3 import CarelessS3
-from tests.fleet.fleet import Fleet, prompts_file, requests, wait_until
-from tests.fleet.proxy import Proxy
-from tests.wait import WAIT_S
+from tests.support.engine_emulator import emulated_profile
+from tests.support.fault_fleet import FaultFleet, ProxyPair, put_of
+from tests.support.fleet import FleetHarness, prompts_file, requests, wait_until
+from tests.support.lax_s3 import CarelessS3
+from tests.support.tcp_proxy import Proxy
+from tests.support.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
 
-def s3_proxies(arena: Arena) -> list[Proxy]:
-    return [lines.s3 for lines in arena.lines.values()]
+def s3_proxies(fault_fleet: FaultFleet) -> list[Proxy]:
+    return [lines.s3 for lines in fault_fleet.lines.values()]
 
 
-def done_without_object(arena: Arena, run: str) -> list[str]:
+def done_without_object(fault_fleet: FaultFleet, run: str) -> list[str]:
     """Batches in the done-set whose object S3 does not have."""
     return [
-        batch for batch, ref in arena.ledger.done(run).items() if arena.blobs.head(ref.key) is None
+        batch
+        for batch, ref in fault_fleet.ledger.done(run).items()
+        if fault_fleet.blobs.head(ref.key) is None
     ]
 
 
-def test_s3_refuses_while_batches_upload(two: Arena) -> None:
+def test_s3_refuses_while_batches_upload(two: FaultFleet) -> None:
     """503, 403, a vanished bucket, damaged bodies, silence: in turn, then it is well again."""
     proxies = s3_proxies(two)
     with two.slowly():
@@ -67,7 +69,7 @@ def test_s3_refuses_while_batches_upload(two: Arena) -> None:
         assert two.ledger.story("refused", batch) == []  # an outage spends no attempt
 
 
-def test_the_answer_to_a_put_that_succeeded_is_lost(two: Arena) -> None:
+def test_the_answer_to_a_put_that_succeeded_is_lost(two: FaultFleet) -> None:
     """The retry meets 412: the object is ours, it is adopted with its own counts."""
     for proxy in s3_proxies(two):
         proxy.lost = 0
@@ -82,7 +84,7 @@ def test_the_answer_to_a_put_that_succeeded_is_lost(two: Arena) -> None:
     assert set(two.asked().values()) >= {1}
 
 
-def test_a_slow_s3_only_takes_longer(two: Arena) -> None:
+def test_a_slow_s3_only_takes_longer(two: FaultFleet) -> None:
     for proxy in s3_proxies(two):
         proxy.delay(0.4)
     two.begin("slow-s3", 60, batch_size=10)
@@ -105,7 +107,7 @@ def test_an_s3_outage_fills_the_keep_budget_and_no_more(
         stats_file=stats,
     )
     small = settings.model_copy(update={"keep_budget_mb": 1, "sweep_s": 0.5})
-    with Fleet(small, profile, tmp_path) as fleet, Lines(small) as lines:
+    with FleetHarness(small, profile, tmp_path) as fleet, ProxyPair(small) as lines:
         fleet.enqueue("outage", prompts_file(tmp_path / "p.jsonl", 1800), batch_size=600)
         fleet.settings = lines.settings
         worker = fleet.start("w0")
@@ -130,7 +132,7 @@ def test_an_s3_without_conditional_writes_is_refused(
     profile = emulated_profile(tmp_path, model_dir=tiny_model)
     with CarelessS3() as s3:
         careless = settings.model_copy(update={"s3_endpoint_url": s3.endpoint_url})
-        with Fleet(settings, profile, tmp_path) as fleet:
+        with FleetHarness(settings, profile, tmp_path) as fleet:
             fleet.enqueue("careless", prompts_file(tmp_path / "p.jsonl", 5))
             fleet.settings = careless
             worker = fleet.start("w0", wait=False)

@@ -10,26 +10,28 @@ import pytest
 
 from dflashq.core import keys
 from dflashq.ledger.connection import SEPARATOR
-from tests.fleet.arena import Arena, engine_of, lines_of, processes, put_of
-from tests.fleet.fleet import Worker, wait_until
-from tests.wait import WAIT_S
+from tests.support.fault_fleet import FaultFleet, engine_of, lines_of, processes, put_of
+from tests.support.fleet import WorkerHandle, wait_until
+from tests.support.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
 
-def finish(arena: Arena, run: str, prompts: int, held: set[str]) -> None:
+def finish(fault_fleet: FaultFleet, run: str, prompts: int, held: set[str]) -> None:
     """The run ends, every prompt accepted; what was held was asked for once, in all."""
-    arena.wait_finished(run)
-    assert arena.oracle(run).accepted == prompts
-    asked = arena.asked()
+    fault_fleet.wait_finished(run)
+    assert fault_fleet.oracle(run).accepted == prompts
+    asked = fault_fleet.asked()
     assert {asked[prompt] for prompt in held} == {1}
 
 
-def wait_leased_again(arena: Arena, run: str, batches: set[str], dead: Worker) -> None:
+def wait_leased_again(
+    fault_fleet: FaultFleet, run: str, batches: set[str], dead: WorkerHandle
+) -> None:
     """Block until somebody else holds (or has done) what the dead worker held."""
 
     def recovered() -> bool:
-        states = {b.name: b for b in arena.ledger.batch_states(run)}
+        states = {b.name: b for b in fault_fleet.ledger.batch_states(run)}
         return all(
             states[b].state == "done"
             or (states[b].state == "leased" and states[b].worker != dead.name)
@@ -39,7 +41,7 @@ def wait_leased_again(arena: Arena, run: str, batches: set[str], dead: Worker) -
     wait_until(recovered, f"{batches} are at work again")
 
 
-def test_a_killed_engine_is_replaced_under_its_worker(two: Arena) -> None:
+def test_a_killed_engine_is_replaced_under_its_worker(two: FaultFleet) -> None:
     with two.slowly():
         two.begin("engine-dies", 80, batch_size=40)
         worker = two.holder("engine-dies")
@@ -55,7 +57,7 @@ def test_a_killed_engine_is_replaced_under_its_worker(two: Arena) -> None:
     assert all(state.attempts == 1 for state in two.ledger.batch_states("engine-dies"))
 
 
-def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(two: Arena) -> None:
+def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(two: FaultFleet) -> None:
     with two.slowly():
         two.begin("worker-dies", 80, batch_size=40)
         worker = two.holder("worker-dies")
@@ -69,7 +71,7 @@ def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(two: Arena) 
     finish(two, "worker-dies", 80, held)
 
 
-def test_worker_and_engine_killed_at_once_and_back_under_the_same_name(two: Arena) -> None:
+def test_worker_and_engine_killed_at_once_and_back_under_the_same_name(two: FaultFleet) -> None:
     """The newborn has the name at once, since that process is gone; the batches as leases end."""
     with two.slowly():
         two.begin("both-die", 80, batch_size=40)
@@ -84,7 +86,7 @@ def test_worker_and_engine_killed_at_once_and_back_under_the_same_name(two: Aren
     assert set(processes(two.folder)) == {p for w in two.workers for p in w.family()}
 
 
-def test_a_zombie_that_wakes_past_its_lease_is_told_and_stopped(two: Arena) -> None:
+def test_a_zombie_that_wakes_past_its_lease_is_told_and_stopped(two: FaultFleet) -> None:
     with two.slowly():
         two.begin("zombie", 80, batch_size=40)
         zombie = two.holder("zombie")
@@ -99,7 +101,7 @@ def test_a_zombie_that_wakes_past_its_lease_is_told_and_stopped(two: Arena) -> N
     assert zombie.process.poll() is None
 
 
-def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: Arena) -> None:
+def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: FaultFleet) -> None:
     """It has all its answers and waits for S3; meanwhile another commits. One object, one count."""
     with two.slowly():
         two.begin("late", 40, batch_size=40)
@@ -121,7 +123,7 @@ def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: Arena) -
     finish(two, "late", 40, held)
 
 
-def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: Arena) -> None:
+def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: FaultFleet) -> None:
     """Its object is whole, whoever has the lease: it counts, once."""
     with two.slowly():
         two.begin("adopted", 40, batch_size=40)
@@ -139,7 +141,7 @@ def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: Arena
     wait_until(lambda: two.named[first.name.removesuffix("@test")].ready, "the first is back")
 
 
-def test_nothing_is_begun_under_a_lease_that_may_be_over(two: Arena) -> None:
+def test_nothing_is_begun_under_a_lease_that_may_be_over(two: FaultFleet) -> None:
     """Cut from the ledger past its lease, a worker may have been replaced: it waits for proof."""
     two.set_faults(slow=2.0)
     two.begin("unproven", 120, batch_size=60)
@@ -158,7 +160,7 @@ def test_nothing_is_begun_under_a_lease_that_may_be_over(two: Arena) -> None:
     lines.redis.pass_on()
 
 
-def test_hints_may_be_doubled_late_or_swallowed(two: Arena) -> None:
+def test_hints_may_be_doubled_late_or_swallowed(two: FaultFleet) -> None:
     two.set_faults(slow=3.0)
     two.begin("hints", 160, batch_size=10)
     queue = two.profile.queue
@@ -194,7 +196,7 @@ def test_hints_may_be_doubled_late_or_swallowed(two: Arena) -> None:
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT, None])
 def test_a_second_signal_or_sigquit_is_faster_and_never_wrong(
-    two: Arena, second: signal.Signals | None
+    two: FaultFleet, second: signal.Signals | None
 ) -> None:
     """No answer ends within the grace, which is longer than any wait of a test."""
     run = f"second-{second.name.lower() if second else 'quit-alone'}"

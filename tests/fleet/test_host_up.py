@@ -15,10 +15,10 @@ import pytest
 
 from dflashq.config import Settings
 from dflashq.ledger import Ledger
-from tests.emulated import emulated_profile
-from tests.environment import environment
-from tests.fleet.fleet import ROOT, Fleet, prompts_file, wait_until
-from tests.wait import WAIT_S
+from tests.support.engine_emulator import emulated_profile
+from tests.support.env import environment
+from tests.support.fleet import ROOT, FleetHarness, prompts_file, wait_until
+from tests.support.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 COMMAND = [sys.executable, "-c", "from dflashq.cli import main; main()", "host", "up"]
@@ -111,7 +111,7 @@ def test_a_killed_worker_comes_back_and_a_stop_drains_all(
     assert second["gpu1"] == first["gpu1"]
     assert re.search(r"gpu0: ended, killed by SIGKILL, again in 1 s", host.said())
 
-    fleet = Fleet(settings, profile, tmp_path)
+    fleet = FleetHarness(settings, profile, tmp_path)
     fleet.enqueue("r", prompts_file(tmp_path / "p.jsonl", 60))
     wait_until(lambda: len(fleet.ledger.status("r").leased) >= 1, "a batch is at work")
     family = host.family()

@@ -11,18 +11,18 @@ import pytest
 
 from dflashq.config import Settings
 from dflashq.embedded.redis import EmbeddedRedis
-from tests.emulated import emulated_profile
-from tests.environment import environment
-from tests.fleet.fleet import (
+from tests.support.engine_emulator import emulated_profile
+from tests.support.env import environment
+from tests.support.fleet import (
     ROOT,
-    Fleet,
-    Worker,
+    FleetHarness,
+    WorkerHandle,
     kept,
     kept_prompts,
     prompts_file,
     requests,
 )
-from tests.wait import WAIT_S, wait_until
+from tests.support.wait import WAIT_S, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -69,7 +69,7 @@ def test_an_engine_with_more_slots_than_descriptors_ends_the_worker_with_2(
     profile = emulated_profile(
         tmp_path, model_dir=tiny_model, slots=400, stats_file=stats, expect={}
     )
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         fleet.enqueue("few", prompts_file(tmp_path / "p.jsonl", 8))
         code, said = refused(fast, profile, tmp_path / "w0.log", 256)
         assert code == 2, said
@@ -79,7 +79,7 @@ def test_an_engine_with_more_slots_than_descriptors_ends_the_worker_with_2(
         assert not fleet.ledger.status("few").leased
 
 
-def limit_files(worker: Worker, soft: int) -> int:
+def limit_files(worker: WorkerHandle, soft: int) -> int:
     """Change the soft limit of a running worker, from outside; what it was."""
     process = psutil.Process(worker.process.pid)
     before, hard = process.rlimit(psutil.RLIMIT_NOFILE)
@@ -87,7 +87,7 @@ def limit_files(worker: Worker, soft: int) -> int:
     return before
 
 
-def run_out(worker: Worker, redis: EmbeddedRedis) -> int:
+def run_out(worker: WorkerHandle, redis: EmbeddedRedis) -> int:
     """Not one more file can be opened, and every connection to Redis is lost; what it was."""
     before = limit_files(worker, 3)
     with redis.client(0) as admin:
@@ -96,7 +96,7 @@ def run_out(worker: Worker, redis: EmbeddedRedis) -> int:
     return before
 
 
-def said(worker: Worker) -> str:
+def said(worker: WorkerHandle) -> str:
     return worker.log.read_text(errors="replace")
 
 
@@ -122,7 +122,7 @@ def test_a_worker_that_runs_out_goes_on_or_hands_back(
     batch_size: int,
 ) -> None:
     """With a slot free the consumer connects anew, and Celery may end at what it meets."""
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         fleet.enqueue("full", prompts_file(tmp_path / "p.jsonl", 80), batch_size=batch_size)
         worker = fleet.start("w0")
         wait_until(lambda: kept(fleet, "full") > 5, "work is kept")
@@ -150,11 +150,11 @@ def test_a_worker_that_stays_without_descriptors_ends_with_75(
     fast: Settings, tmp_path: Path, profile: Path, stats: Path, redis_server: EmbeddedRedis
 ) -> None:
     """It cannot even say that it hands back; its leases run out, what it kept is there."""
-    shorter = "from dflashq.system import background as b; b.FATAL_S = 2.0"
+    shorter = "from dflashq.system import threads as b; b.FATAL_S = 2.0"
     program = ("-c", f"{shorter}; from celery.__main__ import main; main()")
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         fleet.enqueue("full", prompts_file(tmp_path / "p.jsonl", 120), batch_size=20)
-        worker = Worker(fast, profile, "w0", tmp_path / "w0.log", program=program)
+        worker = WorkerHandle(fast, profile, "w0", tmp_path / "w0.log", program=program)
         fleet.workers.append(worker)
         worker.wait_ready()
         family = worker.family()
@@ -168,7 +168,7 @@ def test_a_worker_that_stays_without_descriptors_ends_with_75(
         finish(fleet, stats, held)
 
 
-def finish(fleet: Fleet, stats: Path, held: set[str]) -> None:
+def finish(fleet: FleetHarness, stats: Path, held: set[str]) -> None:
     """Another worker ends the run; what was kept by then is not asked again."""
     fleet.workers.clear()
     fleet.start("w1")

@@ -16,15 +16,15 @@ import requests
 from dflashq.config import Settings
 from dflashq.core import metrics
 from dflashq.core.model import ObjectRef
-from dflashq.embedded.ports import free_port
 from dflashq.ledger import Ledger
-from dflashq.operations.metrics import render
-from tests.fleet.fleet import wait_until
-from tests.servers.test_metrics import fake_desk
-from tests.unit.test_alerts import DEPLOY, RULES, expressions
-from tests.wait import WAIT_S
-from workers.desk import Desk
-from workers.metrics import MetricsServer, TextServer
+from dflashq.operations.monitoring.prometheus import render
+from dflashq.system.ports import free_port
+from tests.integration.operations.test_prometheus import fake_runtime
+from tests.support.fleet import wait_until
+from tests.support.wait import WAIT_S
+from tests.unit.deploy.test_alert_rules import DEPLOY, RULES, expressions
+from workers.metrics_server import MetricsHttpServer, MetricsServer
+from workers.runtime import WorkerRuntime
 
 pytestmark = [
     pytest.mark.fleet,
@@ -49,21 +49,21 @@ scrape_configs:
 def serving(text: bytes) -> Iterator[int]:
     """A port that serves this text."""
     port = free_port()
-    server = TextServer("127.0.0.1", port, lambda: text)
+    server = MetricsHttpServer("127.0.0.1", port, lambda: text)
     try:
         yield port
     finally:
         server.stop()
 
 
-def desk_at(engine: int, port: int) -> Desk:
+def desk_at(engine: int, port: int) -> WorkerRuntime:
     """A desk that shows something in every reading, with an engine there."""
-    made = cast("Any", fake_desk())
+    made = cast("Any", fake_runtime())
     made.engine_url = f"http://127.0.0.1:{engine}"
     made.settings = SimpleNamespace(
         gpu="0", engine_api_key=None, metrics_port=port, metrics_host="127.0.0.1"
     )
-    return cast("Desk", made)
+    return cast("WorkerRuntime", made)
 
 
 def engine_text() -> bytes:

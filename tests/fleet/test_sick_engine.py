@@ -9,11 +9,11 @@ import pytest
 
 from dflashq.blobs.commits import rejected_rows
 from dflashq.config import Settings
-from dflashq.engine.render import Renderer
-from tests.emulated import emulated_profile
-from tests.fleet.arena import dial, engine_of, engine_port
-from tests.fleet.chaos_prompts import ids_inside
-from tests.fleet.fleet import Fleet, Worker, prompts_file, requests, wait_until
+from dflashq.engine.chat_renderer import ChatRenderer
+from tests.chaos.prompts import ids_inside
+from tests.support.engine_emulator import emulated_profile
+from tests.support.fault_fleet import dial, engine_of, engine_port
+from tests.support.fleet import FleetHarness, WorkerHandle, prompts_file, requests, wait_until
 
 pytestmark = pytest.mark.fleet
 LONG = 120  # ids: more than any ordinary prompt here has
@@ -32,17 +32,17 @@ def with_long_prompts(path: Path, count: int, long: int) -> Path:
     return path
 
 
-def fault(worker: Worker, **faults: object) -> None:
+def fault(worker: WorkerHandle, **faults: object) -> None:
     engine = engine_of(worker)
     assert engine is not None
     dial(engine_port(engine), faults)
 
 
-def announced(fleet: Fleet, worker: Worker, field: str) -> object:
+def announced(fleet: FleetHarness, worker: WorkerHandle, field: str) -> object:
     return (fleet.ledger.workers().get(worker.name) or {}).get(field)
 
 
-def rejected(fleet: Fleet, run: str) -> dict[int, tuple[str, str]]:
+def rejected(fleet: FleetHarness, run: str) -> dict[int, tuple[str, str]]:
     """Reason and detail of every rejected prompt, by index."""
     return {
         row["index"]: (row["reason"], row["detail"])
@@ -65,7 +65,7 @@ def test_a_gateway_that_refuses_some_prompts_costs_those_alone(
     fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:
     """One was enough: its batch was dead with 49 answers kept and none of 50 settled."""
-    stats, renderer = tmp_path / "stats.jsonl", Renderer(tiny_model)
+    stats, renderer = tmp_path / "stats.jsonl", ChatRenderer(tiny_model)
     marks = [f" refused {how} refused" for how in WORDS]
     profile = emulated_profile(
         tmp_path,
@@ -83,7 +83,7 @@ def test_a_gateway_that_refuses_some_prompts_costs_those_alone(
     rows = [{"prompt": f"x{mark} x"} for mark in marks]
     rows += [{"prompt": f"What is {n} plus 1?"} for n in range(24)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         fleet.enqueue("gate", path, batch_size=10)
         fleet.start("w0")
         fleet.wait_finished("gate")
@@ -106,7 +106,7 @@ def test_a_prompt_that_fails_on_one_engine_is_tried_on_a_second(
     profile = emulated_profile(
         tmp_path, model_dir=tiny_model, lengths="uniform:20:60", token_ms=2, stats_file=stats
     )
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         first = fleet.start("w0")
         fault(first, refused_over=LONG, hang=True)  # nothing is decided before w1 is there
         fleet.enqueue("second", with_long_prompts(tmp_path / "p.jsonl", 10, 1), batch_size=10)
@@ -128,7 +128,7 @@ def test_an_engine_that_only_errs_costs_nothing_but_time(
 ) -> None:
     """Batches died of it one after the other, and nobody was told."""
     profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="uniform:20:60", token_ms=5)
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         worker = fleet.start("w0")
         fault(worker, every_status=status, retry_after_s=wait_s)
         fleet.enqueue("errs", prompts_file(tmp_path / "p.jsonl", 40), batch_size=20)
@@ -152,7 +152,7 @@ def test_a_sick_engine_of_ours_is_started_again(
         token_ms=5,
         launch={"sick_s": 5.0},
     )
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         worker = fleet.start("w0")
         engine = engine_of(worker)
         fault(worker, every_status=503)
@@ -171,7 +171,7 @@ def test_a_sick_worker_beside_a_healthy_one_kills_no_batch(
     profile = emulated_profile(
         tmp_path, model_dir=tiny_model, lengths="uniform:20:60", token_ms=5, stats_file=stats
     )
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         sick, well = fleet.start("w0"), fleet.start("w1")
         fault(sick, every_status=500)
         fleet.enqueue("beside", prompts_file(tmp_path / "p.jsonl", 120), batch_size=10)

@@ -11,10 +11,10 @@ import pytest
 from celery import Celery
 
 from dflashq.config import Settings
-from tests.emulated import emulated_profile
-from tests.fleet.arena import dial, engine_of, engine_port
-from tests.fleet.fleet import Fleet, Worker, kept, prompts_file, wait_until
-from tests.wait import WAIT_S
+from tests.support.engine_emulator import emulated_profile, is_emulator
+from tests.support.fault_fleet import dial, engine_of, engine_port
+from tests.support.fleet import FleetHarness, WorkerHandle, kept, prompts_file, wait_until
+from tests.support.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
@@ -26,7 +26,7 @@ def test_an_engine_that_dies_too_often_ends_the_worker_with_70(
     profile = emulated_profile(
         tmp_path, model_dir=tiny_model, lengths="fixed:400", token_ms=10, slots=4
     )
-    with Fleet(budget, profile, tmp_path) as fleet:
+    with FleetHarness(budget, profile, tmp_path) as fleet:
         fleet.enqueue("lost", prompts_file(tmp_path / "p.jsonl", 40), batch_size=40)
         worker = fleet.start("w0")
         for deaths in (1, 2):
@@ -49,7 +49,7 @@ def test_a_consumer_that_takes_no_hints_ends_the_worker_with_75(
 ) -> None:
     impatient = fast.model_copy(update={"consumer_patience_s": 2.0, "concurrency": 2})
     profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:300", token_ms=10)
-    with Fleet(impatient, profile, tmp_path) as fleet:
+    with FleetHarness(impatient, profile, tmp_path) as fleet:
         fleet.enqueue("deaf", prompts_file(tmp_path / "a.jsonl", 20), batch_size=20)
         worker = fleet.start("w0")
         wait_until(lambda: kept(fleet, "deaf") > 0, "the first batch is at work")
@@ -70,7 +70,7 @@ def test_a_consumer_that_takes_no_hints_ends_the_worker_with_75(
 def engines(worker: int) -> list[psutil.Process]:
     """The emulated engines below a worker."""
     below = psutil.Process(worker).children(recursive=True)
-    return [p for p in below if "tests.emulated" in " ".join(p.cmdline())]
+    return [p for p in below if is_emulator(p)]
 
 
 def test_an_engine_of_another_truth_does_not_answer_for_the_run(
@@ -84,7 +84,7 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
     folder = tmp_path / "other"
     folder.mkdir()
     other = emulated_profile(folder, model_dir=tiny_model, server_info={"dtype": "fp8"}, **few)
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         # More batches than one worker holds, and ends before it is stopped.
         fleet.enqueue("true", prompts_file(tmp_path / "p.jsonl", 60), batch_size=2)
         first = fleet.start("w0")
@@ -92,7 +92,7 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
         engine = engine_of(first)
         assert engine is not None
         dial(engine_port(engine), {"hang": True})  # there is work left when the other one comes
-        foreign = Worker(fast, other, "w1", tmp_path / "w1.log")
+        foreign = WorkerHandle(fast, other, "w1", tmp_path / "w1.log")
         fleet.workers.append(foreign)
         foreign.wait_ready()
         wait_until(

@@ -10,18 +10,18 @@ import pytest
 
 from dflashq.config import Settings
 from dflashq.core import keys
-from tests.emulated import emulated_profile
-from tests.fleet.arena import dial, engine_of, engine_port
-from tests.fleet.fleet import (
-    Fleet,
-    Worker,
+from tests.support.engine_emulator import emulated_profile
+from tests.support.fault_fleet import dial, engine_of, engine_port
+from tests.support.fleet import (
+    FleetHarness,
+    WorkerHandle,
     kept,
     kept_prompts,
     prompts_file,
     requests,
     wait_until,
 )
-from tests.wait import WAIT_S
+from tests.support.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
@@ -40,7 +40,7 @@ def profile(tmp_path: Path, tiny_model: Path, stats: Path) -> Path:
     )
 
 
-def at_work(fleet: Fleet, folder: Path) -> Worker:
+def at_work(fleet: FleetHarness, folder: Path) -> WorkerHandle:
     """A worker that holds batches of a run and has kept some of it; its engine is slow now."""
     worker = fleet.start("gpu0")
     slowly(worker, 20.0)
@@ -50,13 +50,13 @@ def at_work(fleet: Fleet, folder: Path) -> Worker:
     return worker
 
 
-def slowly(worker: Worker, factor: float) -> None:
+def slowly(worker: WorkerHandle, factor: float) -> None:
     engine = engine_of(worker)
     assert engine is not None
     dial(engine_port(engine), {"slow": factor})
 
 
-def leases(fleet: Fleet) -> dict[bytes, bytes]:
+def leases(fleet: FleetHarness) -> dict[bytes, bytes]:
     """The fences of all leases of the run, by batch."""
     rows = fleet.ledger._redis.hgetall(keys.redis_run(RUN, "leases"))
     return {name: fence for name, fence in rows.items() if b":" not in name}
@@ -73,7 +73,7 @@ def test_twins_whose_engine_never_starts_cost_the_healthy_one_nothing(
         name="broken",
         launch={"argv": [sys.executable, "-c", "raise SystemExit(1)"]},
     )
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         healthy = at_work(fleet, tmp_path)
         slowly(healthy, 200.0)  # nothing ends before the last twin has come and gone
         held, row = leases(fleet), healthy.row()
@@ -82,7 +82,7 @@ def test_twins_whose_engine_never_starts_cost_the_healthy_one_nothing(
         for number in range(7):
             host = f"host-{number}" if number else ""  # the first on this very host
             log = tmp_path / f"twin-{number}.log"
-            twin = Worker(fast, broken, "gpu0", log, host=host)
+            twin = WorkerHandle(fast, broken, "gpu0", log, host=host)
             fleet.workers.append(twin)
             assert twin.process.wait(WAIT_S) == 2, twin.tail()
             fleet.workers.remove(twin)
@@ -103,7 +103,7 @@ def test_twins_whose_engine_never_starts_cost_the_healthy_one_nothing(
 def test_a_killed_worker_comes_back_under_its_name_alone(
     fast: Settings, tmp_path: Path, profile: Path, stats: Path
 ) -> None:
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         first = at_work(fleet, tmp_path)
         held = kept_prompts(fleet, RUN)
         first.kill()
@@ -123,7 +123,7 @@ def test_a_killed_worker_comes_back_under_its_name_alone(
 def test_a_frozen_worker_that_was_replaced_ends_and_leaves_all_to_the_other(
     fast: Settings, tmp_path: Path, profile: Path, stats: Path
 ) -> None:
-    with Fleet(fast, profile, tmp_path) as fleet:
+    with FleetHarness(fast, profile, tmp_path) as fleet:
         frozen = at_work(fleet, tmp_path)
         held = kept_prompts(fleet, RUN)
         frozen.signal(signal.SIGSTOP)

@@ -13,7 +13,7 @@ CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "getrusage
 WAITS = {"wait_until", "until"}
 # These measure, or go on for as long as a person says.
 APART = ("acceptance", "bench", "browser")
-REMEDY = "wait with tests.wait.wait_until and WAIT_S, and assert what was counted"
+REMEDY = "wait with tests.support.wait.wait_until and WAIT_S, and assert what was counted"
 
 
 def sources(repository: Path) -> Iterator[Path]:

@@ -1,0 +1,271 @@
+"""HTTP to one engine: JSON over connections that are used again, and an error for every failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import math
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import aiohttp
+import orjson
+from pydantic import SecretStr
+
+from dflashq.core.errors import (
+    EngineDownError,
+    EngineError,
+    EngineRefusedError,
+    EngineRequestError,
+)
+
+log = logging.getLogger(__name__)
+
+ASIDE_S = 30.0  # for every request that is not a generation
+_CONNECT_S = 10.0
+_CLOSING_S = 2.0
+_KEEP_ALIVE_S = 2.0
+_REFUSED = {400, 413, 422}
+_LONGEST_WAIT_S = 3600.0  # of a Retry-After; a server that asks for more is asked again then
+
+
+class EngineHttpSession:
+    """One HTTP session with one server; opened, used and closed in one loop.
+
+    A connection is used again within two seconds or not at all: servers close idle ones after
+    five (uvicorn), and one that closes as we write would look like a death of the engine.
+    `base_url` may be assigned when the engine came back on another port; requests that are
+    under way keep theirs. Generations have no time limit: what supervises the engine is whether
+    tokens move, not how long one answer takes. `api_key` is sent with every request and shown
+    nowhere.
+    """
+
+    def __init__(self, base_url: str, api_key: SecretStr | None = None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._api_key = api_key
+        self._session: aiohttp.ClientSession | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Make the session. Nothing is sent yet."""
+        self._session = self._new_session()
+
+    async def close(self) -> None:
+        """End errands within two seconds, then everything. Safe to repeat."""
+        if self._errands:
+            await asyncio.wait(self._errands, timeout=_CLOSING_S)
+        for errand in self._errands:
+            errand.cancel()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def hang_up(self) -> None:
+        """Drop every request under way; each ends with EngineDownError. New ones may follow."""
+        dropped, self._session = self._session, self._new_session()
+        if dropped is not None:
+            await dropped.close()
+
+    def errand(self, call: Coroutine[Any, Any, object], what: str) -> None:
+        """Run a request that nobody waits for; its failure is only worth a line in the log."""
+        task = asyncio.get_running_loop().create_task(self._try(call, what))
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def json(
+        self, method: str, path: str, body: object = None, limit_s: float | None = ASIDE_S
+    ) -> Any:
+        """The JSON that answers; EngineRequestError when it is none. Errors as `request`."""
+        sent = None if body is None else _encoded(body)
+        answer = await self.request(method, path, sent, limit_s)
+        try:
+            return orjson.loads(answer)
+        except ValueError:
+            raise EngineRequestError(
+                f"{path} answered 200 with {len(answer)} bytes that are no JSON."
+            ) from None
+
+    async def request(
+        self, method: str, path: str, body: bytes | None, limit_s: float | None
+    ) -> bytes:
+        """The body of a 200 answer.
+
+        EngineDownError without one; EngineRefusedError for a status that says that the request
+        itself is wrong, EngineRequestError for any other.
+        """
+        url = self.base_url + path
+        with _failures(url):
+            async with self._asked(method, url, body, limit_s) as response:
+                answer = await response.read()
+        if response.status != 200:
+            _refuse(url, response.status, answer, response.headers)
+        return answer
+
+    async def events(self, path: str, body: object) -> AsyncGenerator[dict[str, Any], None]:
+        """The JSON objects of a server-sent stream, as they come. Errors as `request`; close it.
+
+        An error inside the stream has status 200, and a code of its own: that is what counts.
+        """
+        url, rest = self.base_url + path, b""
+        with _failures(url):
+            async with self._asked("POST", url, _encoded(body), None) as response:
+                if response.status != 200:
+                    _refuse(url, response.status, await response.read(), response.headers)
+                async for piece in response.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n\n")
+                    for line in lines:
+                        if line.startswith(b"data: {"):
+                            yield _event(url, line[6:])
+
+    def _asked(
+        self, method: str, url: str, body: bytes | None, limit_s: float | None
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        if self._session is None:
+            raise EngineError("the client is not open: use it in `async with`.")
+        return self._session.request(
+            method,
+            url,
+            data=body,
+            timeout=_limit(limit_s),
+            allow_redirects=False,  # prompts go where the settings say, and nowhere else
+        )
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        headers = {"Content-Type": "application/json"}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key.get_secret_value()}"
+        # The engine is on this host: a proxy of the environment would only be in the way.
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=_limit(None),
+            trust_env=False,
+            raise_for_status=False,
+            headers=headers,
+        )
+
+    @staticmethod
+    async def _try(call: Coroutine[Any, Any, object], what: str) -> None:
+        try:
+            await call
+        except EngineError as exc:
+            log.debug("%s: %s", what, exc)
+
+
+@functools.cache
+def _limit(total_s: float | None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_S)
+
+
+def _encoded(body: object) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # an integer of more than 64 bits, in a tool's schema
+        return json.dumps(body).encode()
+
+
+@contextlib.contextmanager
+def _failures(url: str) -> Iterator[None]:
+    """Whatever keeps a whole answer from coming is EngineDownError."""
+    try:
+        yield
+    except TimeoutError as exc:
+        raise EngineDownError(f"the engine at {url} did not answer in time.") from exc
+    except (aiohttp.ClientError, OSError) as exc:
+        raise EngineDownError(
+            f"the engine at {url} dropped the request ({type(exc).__name__}: {exc}).",
+            delivered=not isinstance(exc, aiohttp.ClientConnectorError),
+        ) from exc
+
+
+def _event(url: str, line: bytes) -> dict[str, Any]:
+    try:
+        row = table(orjson.loads(line), "a piece of the stream")
+    except ValueError:
+        raise malformed(f"a piece of {len(line)} bytes is no JSON") from None
+    error = row.get("error")
+    if isinstance(error, dict) and isinstance(error.get("code"), int):
+        _refuse(url, error["code"], line)
+    if error is not None:
+        raise EngineRequestError(f"the engine broke off: {message_of(line)}")
+    return row
+
+
+def message_of(answer: bytes) -> str:
+    """The server's own sentence: native errors nest it, the OpenAI ones do not."""
+    try:
+        row = orjson.loads(answer)
+    except ValueError:
+        return answer[:500].decode(errors="replace") or "no message"
+    if isinstance(row, dict) and isinstance(row.get("error"), dict):
+        row = row["error"]
+    message = row.get("message") if isinstance(row, dict) else None
+    return str(message or row)[:1000]
+
+
+def table(value: Any, what: str) -> dict[str, Any]:
+    """`value` as a JSON object; EngineRequestError when it is none."""
+    if not isinstance(value, dict):
+        raise malformed(f"{what} is no object")
+    return value
+
+
+def token_ids(value: Any, what: str) -> list[int]:
+    """`value` as a list of token ids; EngineRequestError when it is none."""
+    # Spelled out and stripped of all that integers are made of: a third of the time of a look at
+    # the type of each.
+    if not isinstance(value, list) or orjson.dumps(value).translate(None, b"-0123456789,") != b"[]":
+        raise malformed(f"{what} is no list of token ids")
+    return value
+
+
+def number(value: Any) -> float | None:
+    """`value` as a float when it is a number."""
+    return float(value) if isinstance(value, int | float) else None
+
+
+def malformed(why: str) -> EngineRequestError:
+    """The error for an answer that is not what was asked for."""
+    return EngineRequestError(f"the engine's answer is malformed: {why}. It was dropped.")
+
+
+def _refuse(
+    url: str, status: int, answer: bytes, headers: Mapping[str, str] | None = None
+) -> NoReturn:
+    sentence = f"HTTP {status} from {url}: {message_of(answer)}"
+    if status in _REFUSED:
+        raise EngineRefusedError(sentence)
+    wait_s = retry_after_s((headers or {}).get("Retry-After", ""), datetime.now(UTC))
+    raise EngineRequestError(sentence, status=status, retry_after_s=wait_s)
+
+
+def retry_after_s(value: str, now: datetime) -> float:
+    """Seconds that a Retry-After header asks for, an hour at most; 0 for none that can be read.
+
+    It holds seconds or a date: RFC 9110, section 10.2.3.
+    """
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(value) - now).total_seconds()
+        except (ValueError, TypeError):  # no date, or one without a zone
+            return 0.0
+    return min(max(seconds, 0.0), _LONGEST_WAIT_S) if math.isfinite(seconds) else 0.0

@@ -1,0 +1,119 @@
+"""Reading the ledger: rows of Redis as records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflashq.core import keys
+from dflashq.ledger.models import BatchStatus, RunStatus
+
+
+def runs(client: Any) -> dict[str, str]:
+    """All known runs with their queues, the oldest run first."""
+    queues = _text(client.hgetall(keys.RUNS))
+    pipe = client.pipeline(transaction=False)
+    for name in queues:
+        pipe.hget(keys.redis_run(name, "run"), "created")
+    ages = dict(zip(queues, (float(at or 0) for at in pipe.execute()), strict=True))
+    return dict(sorted(queues.items(), key=lambda row: (ages[row[0]], row[0])))
+
+
+def _leased(client: Any, run: str, names: list[bytes]) -> list[BatchStatus]:
+    if not names:
+        return []
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.hget(keys.redis_run(run, "leases"), f"{name.decode()}:worker")
+        pipe.hget(keys.redis_run(run, "attempts"), name)
+        pipe.hlen(keys.redis_run(run, f"kept:{name.decode()}"))
+    got = pipe.execute()
+    return [
+        BatchStatus(
+            name.decode(),
+            "leased",
+            worker=(got[3 * i] or b"").decode(),
+            attempts=int(got[3 * i + 1] or 0),
+            kept=max(0, int(got[3 * i + 2]) - 1),
+        )
+        for i, name in enumerate(names)
+    ]
+
+
+def run_status(client: Any, run: str) -> RunStatus | None:
+    """The counts of a run, or None when the ledger does not know it."""
+    status = _counts(client, run, "")
+    if status is None or not status.waits_for:
+        return status
+    # Only now the canary's name is known; where it is belongs to the same moment as the counts.
+    return _counts(client, run, status.waits_for)
+
+
+def _counts(client: Any, run: str, canary: str) -> RunStatus | None:
+    pipe = client.pipeline()  # one moment: no batch is missed or met twice between two reads
+    pipe.hgetall(keys.redis_run(run, "run"))
+    pipe.zcard(keys.redis_run(run, "pending"))
+    pipe.zrange(keys.redis_run(run, "leased"), 0, -1)
+    pipe.hlen(keys.redis_run(run, "done"))
+    pipe.hgetall(keys.redis_run(run, "dead"))
+    pipe.hgetall(keys.redis_run(run, "counters"))
+    pipe.time()
+    pipe.zscore(keys.redis_run(run, "pending"), canary)
+    pipe.hexists(keys.redis_run(run, "done"), canary)
+    raw, pending, leased, done, dead, counters, now, is_pending, is_done = pipe.execute()
+    if not raw:
+        return None
+    row = _text(raw)
+    places = {
+        "pending": is_pending is not None,
+        "leased": canary.encode() in leased,
+        "done": is_done,
+        "dead": canary.encode() in dead,
+    }
+    waits = canary and row.get("waits_for") == canary
+    return RunStatus(
+        name=run,
+        state=row["state"],
+        reason=row["reason"],
+        fingerprint=row["fingerprint"],
+        queue=row["queue"],
+        prompts=int(row["prompts"]),
+        batches=int(row["batches"]),
+        created_ms=int(float(row["created"])),
+        now_ms=int(now[0]) * 1000 + int(now[1]) // 1000,
+        pending=pending,
+        leased=_leased(client, run, leased),
+        done=done,
+        dead=_text(dead),
+        kept_bytes=int(row["kept_bytes"]),
+        counters={name: int(n) for name, n in _text(counters).items()},
+        waits_for=row.get("waits_for", ""),
+        claims=int(row.get("fence", 0)),
+        canary=next((place for place, is_there in places.items() if is_there), "lost")
+        if waits
+        else "",
+    )
+
+
+def batch_states(client: Any, run: str) -> list[BatchStatus]:
+    """Every batch of a run, in order."""
+    pipe = client.pipeline()  # one moment: no batch is missed or met twice between two reads
+    pipe.zrange(keys.redis_run(run, "pending"), 0, -1)
+    pipe.zrange(keys.redis_run(run, "leased"), 0, -1)
+    pipe.hkeys(keys.redis_run(run, "done"))
+    pipe.hgetall(keys.redis_run(run, "dead"))
+    pipe.hgetall(keys.redis_run(run, "attempts"))
+    pending, leased, done, dead, attempts = pipe.execute()
+    tries: dict[str, Any] = _text(attempts)
+    rows = _leased(client, run, leased)
+    for state, names in (("pending", pending), ("done", done)):
+        for name in (raw.decode() for raw in names):
+            rows.append(BatchStatus(name, state, attempts=int(tries.get(name, 0))))
+    rows += [
+        BatchStatus(b, "dead", attempts=int(tries.get(b, 0)), reason=why)
+        for b, why in _text(dead).items()
+    ]
+    return sorted(rows, key=lambda row: keys.parse_batch(row.name))
+
+
+def _text(row: dict[bytes, bytes]) -> dict[str, str]:
+    return {k.decode(): v.decode() for k, v in row.items()}

@@ -1,0 +1,182 @@
+"""`dflashq host up`: a worker for every GPU, started again when it dies, drained together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dflashq.config import Settings
+from dflashq.core.errors import DflashqError, EngineError
+from dflashq.core.humanize import counted
+from dflashq.engine.profiles import Profile
+from dflashq.operations.hosts.gpus import Gpu
+from dflashq.operations.hosts.worker_process import USAGE, WorkerProcess
+
+Echo = Callable[[str], None]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+class WorkersGoneError(DflashqError):
+    """Every worker has ended for good."""
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(sentence)
+
+
+def places(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[str, str]]:
+    """(name, GPU) of each worker: one a GPU; one without when the engine needs none.
+
+    DflashqError when the profile needs a GPU and there is none.
+    """
+    if profile.on_cpu or profile.launch.kind == "external":
+        return [("cpu0", "")]
+    if not gpus and profile.launch.kind == "sglang":
+        raise DflashqError(
+            f"no GPU is visible, and profile {profile.name} needs one: look at nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, or choose a CPU profile"
+        )
+    return [(f"gpu{gpu.index}", gpu.uuid) for gpu in gpus] or [("cpu0", "")]
+
+
+@contextlib.contextmanager
+def sole(lock_dir: Path) -> Iterator[None]:
+    """Hold the host's one place for such a process; EngineError names who has it."""
+    lock_dir.mkdir(parents=True, exist_ok=True)
+    handle = os.open(lock_dir / "host-up.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(handle, 32, 0).decode().strip() or "unknown"
+        os.close(handle)
+        raise EngineError(
+            f"`dflashq host up` already runs on this host (process {holder}); nothing was started"
+        ) from None
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+class HostSupervisor:
+    """The workers of this host. `run` belongs to the main thread: signals come there, and the
+    workers die with it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        profile: str,
+        where: Sequence[tuple[str, str]],
+        environment: Mapping[str, str],
+        echo: Echo,
+    ) -> None:
+        folder = settings.state_dir / "logs"
+        self._workers = [WorkerProcess(name, gpu, profile, folder) for name, gpu in where]
+        # CUDA's own order is by speed: an index must mean the same to us, to it, to nvidia-smi.
+        self._environment = {**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        self._echo = echo
+        self._asked = self._stops = 0
+        self._codes: list[int] = []
+
+    def run(self) -> None:
+        """Block until SIGTERM or SIGINT came and every worker has drained.
+
+        A second signal lets the workers give up what is in flight. WorkersGoneError when all
+        ended for good though nobody asked.
+        """
+        with _wakeups(self._ask) as wakeup:
+            for worker in self._workers:
+                self._start(worker)
+            while self._alive():
+                self._wait(wakeup)
+                while self._stops < self._asked:
+                    self._stop()
+                self._look()
+        if not self._stops:
+            self._complain()
+        self._echo("every worker has ended")
+
+    def _ask(self) -> None:
+        """From a signal handler, so no more than this."""
+        self._asked += 1
+
+    def _stop(self) -> None:
+        self._stops += 1
+        what = "draining" if self._stops == 1 else "giving up what is in flight on"
+        self._echo(f"{what} {counted(sum(w.pid is not None for w in self._workers), 'worker')}")
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
+
+    def _alive(self) -> bool:
+        """Whether anything runs, or will run again."""
+        running = any(worker.pid is not None for worker in self._workers)
+        return running or (not self._stops and any(not w.over for w in self._workers))
+
+    def _wait(self, wakeup: int) -> None:
+        """Until a signal, or until the next restart is due."""
+        due = [w.restart_at for w in self._workers if w.pid is None and not w.over]
+        timeout = None if self._stops or not due else max(0.0, min(due) - time.monotonic())
+        if select.select([wakeup], [], [], timeout)[0]:
+            os.read(wakeup, 512)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for worker in self._workers:
+            code = worker.ended(now)
+            if code is not None:
+                self._codes.append(code)
+                self._tell_end(worker, code, now)
+            waits = worker.pid is None and not worker.over and not self._stops
+            if waits and worker.restart_at <= now:
+                self._start(worker)
+
+    def _start(self, worker: WorkerProcess) -> None:
+        worker.start(time.monotonic(), self._environment)
+        self._echo(f"{worker.name}: started, process {worker.pid}, log {worker.log_file}")
+
+    def _tell_end(self, worker: WorkerProcess, code: int, now: float) -> None:
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if self._stops:
+            self._echo(f"{worker.name}: ended, {how}")
+            return
+        then = "not started again" if worker.over else f"again in {worker.restart_at - now:.0f} s"
+        self._echo(f"{worker.name}: ended, {how}, {then}. Its last words: {worker.last_words()}")
+
+    def _complain(self) -> None:
+        worst = max(self._codes, key=abs, default=0)
+        if worst:
+            refused = USAGE in self._codes
+            raise WorkersGoneError(
+                "every worker has ended and none will be started again: see the lines above and "
+                "the logs",
+                USAGE if refused else 1,
+            )
+
+
+@contextlib.contextmanager
+def _wakeups(ask: Callable[[], None]) -> Iterator[int]:
+    """Readable after every signal; `ask` is called on SIGTERM and SIGINT."""
+    reading, writing = os.pipe()
+    for handle in (reading, writing):
+        os.set_blocking(handle, False)
+    asked = {number: signal.getsignal(number) for number in SIGNALS}
+    before = signal.set_wakeup_fd(writing)
+    signal.signal(signal.SIGTERM, lambda *_: ask())
+    signal.signal(signal.SIGINT, lambda *_: ask())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in asked.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)

@@ -1,0 +1,102 @@
+"""Weights in /dev/shm, once a host: shared by its workers, freed when the last one lets go.
+
+Who uses a staged model holds a shared lock on its lock file. The kernel drops the lock when the
+process dies, however it dies, so no count can go wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dflashq.core.errors import DflashqError
+from dflashq.system.disk import GIB, SHM, room_left
+
+Echo = Callable[[str], None]
+WHOLE = ".dflashq-staged"
+
+
+@contextlib.contextmanager
+def staged(model: Path, echo: Echo, shm: Path = SHM) -> Iterator[Path]:
+    """The model's folder in memory for the length of the context; copied when no one has yet.
+
+    Blocks while another process copies it. DflashqError when there is no room for it.
+    """
+    place = _place(model, shm)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _sweep(place.parent)
+    with _lock(place) as handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        with _lock(place.with_suffix(".copying")) as copying:
+            fcntl.flock(copying, fcntl.LOCK_EX)
+            if not (place / WHOLE).exists():
+                _copy(model, place, echo)
+        try:
+            yield place
+        finally:
+            _free_if_last(place, handle)
+
+
+def _place(model: Path, shm: Path) -> Path:
+    """One place for one state of a model: another path, size or date is another copy."""
+    files = sorted(path for path in model.rglob("*") if path.is_file())
+    stats = [(str(f.relative_to(model)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    digest = hashlib.sha256(repr((str(model.resolve()), stats)).encode()).hexdigest()[:12]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", model.name)
+    return shm / f"dflashq-{os.getuid()}" / f"{name}-{digest}"
+
+
+@contextlib.contextmanager
+def _lock(place: Path) -> Iterator[int]:
+    handle = os.open(place.with_suffix(place.suffix + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _copy(model: Path, place: Path, echo: Echo) -> None:
+    files = [path for path in sorted(model.rglob("*")) if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    part = place.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    if size > (room := room_left(place.parent)):
+        raise DflashqError(
+            f"{model} ({size / GIB:.1f} GiB) does not fit into {place.parent}, which takes "
+            f"{room / GIB:.1f} GiB more before it is 80 % full. Nothing was copied: make room, "
+            "enlarge it, or do without --stage"
+        )
+    for number, path in enumerate(files, 1):
+        echo(f"into memory: {path.name} ({number} of {len(files)})")
+        target = part / path.relative_to(model)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    (part / WHOLE).touch()
+    part.rename(place)
+
+
+def _free_if_last(place: Path, handle: int) -> None:
+    """Whoever else uses it holds the lock, so that only the last one can have it alone."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    gone = place.with_suffix(".gone")
+    with contextlib.suppress(FileNotFoundError):
+        place.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Free what nobody uses any more: the last user was killed before it could."""
+    for lock in folder.glob("*.lock"):
+        place = lock.with_suffix("")
+        if place.suffix != ".copying" and place.is_dir():
+            with _lock(place) as handle:
+                _free_if_last(place, handle)

@@ -1,0 +1,115 @@
+"""Insights: how a run and its workers fare, from what the ledger says. Pure functions.
+
+One place for the command line and for a web page; nothing here reads a clock or a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dflashq.core.estimates.rate import eta_s
+from dflashq.ledger.models import RunStatus
+from dflashq.operations.monitoring.run_condition import run_condition
+from dflashq.operations.monitoring.worker_view import WorkerView
+
+_REJECTED = "rejected_"
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run in numbers. `total` counts revisions too; `waiting` batches are held back.
+
+    `settled` prompts have their verdict on S3; `rejects` maps reason to prompts, most first.
+    `working` counts its live workers; `age_s` since it was enqueued;
+    `left_s` is None when it cannot be told; `condition` is a value of `Condition`.
+    """
+
+    name: str
+    state: str
+    reason: str
+    finished: bool
+    queue: str
+    fingerprint: str
+    total: int
+    done: int
+    leased: int
+    pending: int
+    waiting: int
+    dead: int
+    prompts: int
+    settled: int
+    accepted: int
+    rejected: int
+    rejects: dict[str, int]
+    output_tokens: int
+    kept_bytes: int
+    age_s: float
+    working: int
+    tokens_per_s: float
+    left_s: float | None
+    waits_for: str = ""
+    sentence: str = ""
+    condition: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_view(
+    status: RunStatus,
+    workers: list[WorkerView],
+    measured_per_s: float | None = None,
+    estimated_left_s: float | None = None,
+) -> RunView:
+    """A run in numbers and one sentence.
+
+    `measured_per_s` is the run's tokens per second where the caller measured them over a while;
+    otherwise what its workers announced last is added up. A worker with several runs counts
+    wholly for each. `estimated_left_s` is the caller's better estimate of what is left.
+    """
+    mine = [w for w in workers if w.alive and w.works_on(status.name)]
+    announced = sum(w.tokens_per_s for w in mine)
+    per_s = announced if measured_per_s is None else measured_per_s
+    counters = status.counters
+    rejects = _rejects(counters)
+    settled = counters.get("prompts", 0)
+    tokens = counters.get("output_tokens", 0)
+    left = eta_s(settled, status.prompts, tokens, per_s)
+    left = left if estimated_left_s is None else estimated_left_s
+    now = run_condition(status, workers, per_s, left)
+    return RunView(
+        name=status.name,
+        state=status.state,
+        reason=status.reason,
+        finished=status.finished,
+        queue=status.queue,
+        fingerprint=status.fingerprint,
+        total=max(status.known, status.batches),
+        done=status.done,
+        leased=len(status.leased),
+        pending=status.pending,
+        waiting=max(0, status.batches - status.known),
+        dead=len(status.dead),
+        prompts=status.prompts,
+        settled=settled,
+        accepted=counters.get("accepted", 0),
+        rejected=sum(rejects.values()),
+        rejects=rejects,
+        output_tokens=tokens,
+        kept_bytes=status.kept_bytes,
+        age_s=max(0.0, (status.now_ms - status.created_ms) / 1000),
+        working=len(mine),
+        tokens_per_s=round(per_s, 1),
+        left_s=left,
+        waits_for=status.waits_for,
+        sentence=now.sentence,
+        condition=now.condition.value,
+    )
+
+
+def _rejects(counters: Mapping[str, int]) -> dict[str, int]:
+    """Rejected prompts by reason, most first; a revision may have brought a count back to 0."""
+    found = {k.removeprefix(_REJECTED): n for k, n in counters.items() if k.startswith(_REJECTED)}
+    return {k: n for k, n in sorted(found.items(), key=lambda kn: (-kn[1], kn[0])) if n}

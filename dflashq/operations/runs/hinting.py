@@ -1,0 +1,44 @@
+"""As many hints as there are batches that may be claimed: what every wake-up of workers goes by."""
+
+from __future__ import annotations
+
+import logging
+
+from dflashq.core.errors import LedgerError
+from dflashq.ledger import Hints, Ledger
+from dflashq.ledger.connection import out_of_memory
+
+log = logging.getLogger(__name__)
+
+
+def hint_pending(ledger: Ledger, hints: Hints, queue: str) -> int:
+    """Top the queue up to the number of batches that may be claimed now; returns how many.
+
+    Hints are counted, not tracked: a swallowed one is missing from the count and comes again, a
+    doubled one finds nothing to claim. A full Redis takes no hints: workers with a free slot claim
+    by themselves then. Blocks; safe to repeat.
+    """
+    pending = {
+        run: ledger.claimable(run) for run, its_queue in ledger.runs().items() if its_queue == queue
+    }
+    missing = sum(map(len, pending.values())) - hints.waiting(queue)
+    published = 0
+    for run, batches in pending.items():
+        chosen = batches[: max(0, missing - published)]
+        if chosen and publish_hints(hints, queue, run, chosen):
+            published += len(chosen)
+    return published
+
+
+def publish_hints(
+    hints: Hints, queue: str, run: str, batches: list[str], *, urgent: bool = False
+) -> bool:
+    """False when Redis is full: nobody is hinted, which nothing else may wait for."""
+    try:
+        hints.publish(queue, run, batches, urgent=urgent)
+    except LedgerError as exc:
+        if not out_of_memory(exc):
+            raise
+        log.debug("no hints: run=%s batches=%d: %s", run, len(batches), exc)
+        return False
+    return True

@@ -1,0 +1,144 @@
+"""600 prompts on 64 slots with a heavy tail: the time it takes, and what the client burns."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dflashq.config import Settings
+from dflashq.engine.chat_renderer import ChatRenderer
+from tests.benchmarks.results import Figure
+from tests.benchmarks.setup import Engine, cpu_s, fleet_of, give, pin, pin_servers
+from tests.support.engine_emulator import EmulatedEngine, prompt_hash
+from tests.support.engine_emulator.answers import Lengths
+from tests.support.engine_emulator.profile import token_options
+from tests.support.fault_fleet import lines_of
+from tests.support.fleet import prompts_file
+from tests.support.rehearsal import TINY
+
+PROMPTS, SLOTS, BATCH = 600, 64, 600
+TOKEN_MS = 50.0
+# 1 to 13 s at 50 ms a token, mean 2.26 s: 600 of them are 21.2 s on 64 slots.
+LENGTHS = "pareto:low=20,alpha=1.46,cap=260"
+SEED = 182
+GOAL, CPU_GOAL = 1.38, 1.0
+PEER = "datatrove"
+NO_PEER = f"{PEER} is not installed (BENCH_PEER_PYTHON names a python that has it)"
+SCRIPT = Path(__file__).with_name("datatrove_comparison.py")
+
+
+def drawn(seed: int) -> list[float]:
+    """Seconds of every answer in the order of the prompts, as the engine will draw them."""
+    renderer, lengths = ChatRenderer(TINY), Lengths.parse(LENGTHS)
+    found = []
+    for number in range(PROMPTS):
+        turn = {"role": "user", "content": f"What is {number} plus 0?"}
+        ids = renderer.render([turn], None, thinking=True)
+        found.append(lengths.draw(f"{seed}|{prompt_hash(ids)}") * TOKEN_MS / 1000)
+    return found
+
+
+def ideal_and_floor(seconds: list[float]) -> tuple[float, float]:
+    """All slots busy to the end, and what no client beats that keeps the order of the prompts."""
+    ends = [0.0] * SLOTS
+    for one in seconds:
+        heapq.heappush(ends, heapq.heappop(ends) + one)
+    return sum(seconds) / SLOTS, max(ends)
+
+
+def one_round(base: Settings, folder: Path, prompts: Path) -> tuple[float, float]:
+    """Seconds from the first request to the last answer; CPU seconds of the worker meanwhile."""
+    stats = folder.parent / f"{folder.name}.jsonl"
+    with fleet_of(
+        base,
+        folder,
+        workers=1,
+        slots=SLOTS,
+        token_ms=TOKEN_MS,
+        lengths=LENGTHS,
+        seed=SEED,
+        stats_file=stats,
+    ) as fleet:
+        engine = Engine.of(fleet.workers[0])
+        worker = psutil.Process(fleet.workers[0].process.pid)
+        pin_servers(1)
+        pin(worker, 0)
+        before = engine.stats()["received"]
+        used = cpu_s(worker)
+        give(fleet, folder.name, prompts, BATCH)
+        engine.until(lambda s: s["received"] - before >= PROMPTS and not s["running"], 120)
+        fleet.wait_finished(folder.name, 60)
+        used = cpu_s(worker) - used
+        fleet.oracle(folder.name)
+    return _makespan(lines_of(stats)), used
+
+
+def peer_round(python: str, folder: Path) -> tuple[float, float]:
+    """The same of datatrove against an engine that draws the same lengths; its imports apart."""
+    folder.mkdir()
+    stats = folder / "stats.jsonl"
+    options = {"slots": SLOTS, "token_ms": TOKEN_MS, "lengths": LENGTHS, "seed": SEED}
+    with EmulatedEngine(
+        chat="sglang", tokenizer=TINY, stats_file=stats, **options, **token_options(TINY)
+    ) as engine:
+        command = [python, str(SCRIPT), engine.url, str(PROMPTS), str(SLOTS), str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in stats.read_text().splitlines()]
+    used = float(json.loads(done.stdout.splitlines()[-1])[2])
+    return _makespan(rows), used
+
+
+def _makespan(rows: Iterable[dict[str, Any]]) -> float:
+    """Seconds from the first request to the last answer."""
+    known = list(rows)
+    began = min(row["t"] for row in known if row["event"] == "received")
+    return float(max(row["t"] for row in known if row["event"] == "answered") - began)
+
+
+def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
+    """The CPU is the worker's from the enqueue to the commit of the last batch."""
+    prompts = prompts_file(folder / "prompts.jsonl", PROMPTS)
+    ideal, floor = ideal_and_floor(drawn(SEED))
+    python = peer_python()
+    found, peers = [], []
+    for number in range(rounds):
+        found.append(one_round(base, folder / f"tail-{number}", prompts))
+        if python is not None:
+            peers.append(peer_round(python, folder / f"peer-{number}"))
+    beside = f"ideal {ideal:.1f} s, floor {floor / ideal:.3f} x ideal; "
+    times = ", ".join(f"{seconds / ideal:.3f}" for seconds, _ in peers)
+    cpus = ", ".join(f"{cpu:.2f}" for _, cpu in peers)
+    return [
+        Figure(
+            "makespan of 600 heavy-tailed prompts",
+            tuple(seconds / ideal for seconds, _ in found),
+            GOAL,
+            at_least=False,
+            beside=beside + (f"{PEER}: {times}" if peers else NO_PEER),
+            more={"ideal_s": ideal, "floor_s": floor, "makespan_s": [s for s, _ in found]},
+        ),
+        Figure(
+            "client CPU seconds for the 600",
+            tuple(cpu for _, cpu in found),
+            CPU_GOAL,
+            at_least=False,
+            beside="start apart, commits included; " + (f"{PEER}: {cpus}" if peers else NO_PEER),
+            more={"peer": PEER if peers else "", "peer_makespan_s_and_cpu_s": peers},
+        ),
+    ]
+
+
+def peer_python() -> str | None:
+    """A Python that has the peer: this one, or that of BENCH_PEER_PYTHON. None: leave it out."""
+    chosen = os.environ.get("BENCH_PEER_PYTHON")
+    return chosen or (sys.executable if find_spec(PEER) is not None else None)

@@ -1,0 +1,1 @@
+"""A fleet under random, seeded faults: `python -m tests.chaos`."""
