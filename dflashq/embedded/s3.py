@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import sysconfig
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -28,6 +30,8 @@ _GRPC = 10_000  # each of its services also listens on port + 10000
 _SERVICES = (0, 1, 2, 3, 17)  # S3, master, volume, filer, admin
 PORT_OFFSETS: Sequence[int] = (*_SERVICES, *(_GRPC + offset for offset in _SERVICES))
 _PROBE = "dflashq-embedded-probe"
+_RACERS = 8
+_LOST = {409, 412}  # another write was first, or is under way
 _OWNED = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 
 
@@ -95,7 +99,7 @@ class EmbeddedS3:
         )
 
     def start(self) -> None:
-        """Blocks until a PUT is acknowledged; EmbeddedError with the log's end otherwise."""
+        """Block until conditional writes are served; EmbeddedError with the log's end otherwise."""
         self.launch()
         self.wait_ready()
 
@@ -106,7 +110,7 @@ class EmbeddedS3:
         self._child.start([str(server_binary()), *self._flags(objects)], self._environment())
 
     def wait_ready(self) -> None:
-        """Blocks until a PUT is acknowledged; else EmbeddedError and no process is left."""
+        """Block until conditional writes are served; else EmbeddedError and no process is left."""
         with contextlib.closing(self.client()) as client:
             self._child.wait_ready(lambda: self._writable(client), _READY_S)
 
@@ -135,11 +139,32 @@ class EmbeddedS3:
     def _writable(self, client: S3Client) -> bool:
         try:
             self._ensure_bucket(client)
-            client.put_object(Bucket=self.bucket, Key=_PROBE, Body=b"probe")
-            client.delete_object(Bucket=self.bucket, Key=_PROBE)
+            return self._is_race_decided(client)
         except (ClientError, BotoCoreError):
             return False
-        return True
+
+    def _is_race_decided(self, client: S3Client) -> bool:
+        """Whether one of several racing conditional writes wins, as every commit relies on.
+
+        A server that has only just begun may let two through on a busy machine: it is not ready.
+        """
+        key = f"{_PROBE}-{secrets.token_hex(8)}"
+
+        def wins(_: int) -> bool:
+            try:
+                client.put_object(Bucket=self.bucket, Key=key, Body=b"probe", IfNoneMatch="*")
+            except ClientError as exc:
+                if exc.response["ResponseMetadata"]["HTTPStatusCode"] in _LOST:
+                    return False
+                raise
+            return True
+
+        try:
+            with ThreadPoolExecutor(_RACERS) as pool:
+                won = list(pool.map(wins, range(_RACERS)))
+        finally:
+            client.delete_object(Bucket=self.bucket, Key=key)
+        return won.count(True) == 1
 
     def _ensure_bucket(self, client: S3Client) -> None:
         try:

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 
 from dflashq.config import Settings
+from dflashq.core import keys
 from tests.support.engine_emulator import emulated_profile, is_emulator
 from tests.support.fault_fleet import dial, engine_of, engine_port
 from tests.support.fleet import FleetHarness, WorkerHandle, kept, prompts_file, wait_until
@@ -77,7 +78,7 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
     fast: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:
     """The first engine decides; a host with other weights leaves the run alone, and says so."""
-    few = {"token_ms": 5, "lengths": "fixed:100", "slots": 2}
+    few = {"token_ms": 5, "lengths": "fixed:100", "slots": 2, "launch": {"stall_s": 10 * WAIT_S}}
     profile = emulated_profile(
         tmp_path, model_dir=tiny_model, server_info={"dtype": "bfloat16"}, **few
     )
@@ -85,13 +86,14 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
     folder.mkdir()
     other = emulated_profile(folder, model_dir=tiny_model, server_info={"dtype": "fp8"}, **few)
     with FleetHarness(fast, profile, tmp_path) as fleet:
-        # More batches than one worker holds, and ends before it is stopped.
-        fleet.enqueue("true", prompts_file(tmp_path / "p.jsonl", 60), batch_size=2)
         first = fleet.start("w0")
-        wait_until(lambda: kept(fleet, "true") > 0, "the run has its first engine")
         engine = engine_of(first)
         assert engine is not None
         dial(engine_port(engine), {"hang": True})  # there is work left when the other one comes
+        # More batches than one worker holds.
+        fleet.enqueue("true", prompts_file(tmp_path / "p.jsonl", 60), batch_size=2)
+        truth = keys.truth_json("true")
+        wait_until(lambda: truth in fleet.blobs.list("runs/true/"), "the run has its first engine")
         foreign = WorkerHandle(fast, other, "w1", tmp_path / "w1.log")
         fleet.workers.append(foreign)
         foreign.wait_ready()

@@ -7,10 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
+from botocore.exceptions import ClientError
 
 from dflashq.core.errors import ConfigError, EmbeddedError
 from dflashq.embedded.pidfile import ProcessRecord
@@ -74,6 +76,37 @@ def test_s3_keeps_objects_over_a_crash_and_listens_on_loopback_only(tmp_path: Pa
         pid = server.pid
     assert procfs.group_members(pid) == []
     server.stop()  # safe to repeat
+
+
+class FirstRaceHasTwoWinners:
+    """An S3 client whose server lets two conditional writes of one key through, once."""
+
+    def __init__(self) -> None:
+        self.races: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def create_bucket(self, Bucket: str) -> None:
+        """Every bucket is there."""
+
+    def put_object(self, *, Key: str, IfNoneMatch: str, **_: object) -> None:
+        assert IfNoneMatch == "*"
+        with self._lock:
+            self.races[Key] = self.races.get(Key, 0) + 1
+            winners = 2 if list(self.races).index(Key) == 0 else 1
+            if self.races[Key] > winners:
+                status = {"ResponseMetadata": {"HTTPStatusCode": 412}, "Error": {"Code": "412"}}
+                raise ClientError(status, "PutObject")  # type: ignore[arg-type]
+
+    def delete_object(self, **_: object) -> None:
+        """What was raced for is gone."""
+
+
+def test_s3_is_not_ready_while_two_writers_may_create_one_object(tmp_path: Path) -> None:
+    server = EmbeddedS3(tmp_path, 1, "key", "secret", "bucket")
+    client = FirstRaceHasTwoWinners()
+    assert not server._writable(client)
+    assert server._writable(client)
+    assert len(client.races) == 2
 
 
 def test_s3_needs_credentials(tmp_path: Path) -> None:
