@@ -59,7 +59,7 @@ def rows_name(given: str) -> str:
 
 
 class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Owns the desk and the engine: started before the pool, stopped after it."""
+    """Owns the runtime and the engine: started before the pool, stopped after it."""
 
     def __init__(
         self,
@@ -95,9 +95,17 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             resource_needs.ensure(
                 resource_needs.worker_need(self.settings, self.profile), f"worker {parent.hostname}"
             )
-            owner = runtime.install(WorkerRuntime(self.settings, self.profile, parent.hostname))
-            owner.worker_name.pause = _pause
-            owner.worker_name.on_replaced = _stop_replaced
+            owner = runtime.install(
+                WorkerRuntime(
+                    self.settings,
+                    self.profile,
+                    parent.hostname,
+                    on_engine_lost=_stop_worker,
+                    on_consumer_hung=self._abandon,
+                    on_replaced=_stop_replaced,
+                    pause=_pause,
+                )
+            )
             wait_out(owner.open, "the boot")
             self._start_engine(owner)
         except DflashqError as exc:
@@ -118,8 +126,6 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             truth=owner.session.check_engine,
             in_flight=lambda: owner.session.gate.in_flight,
         )
-        owner.on_engine_lost = _stop_worker
-        owner.on_consumer_hung = self._abandon
         owner.session.forgive = self._forgive
         owner.session.restart = self.supervisor.restart
         self.supervisor.launch()
@@ -139,7 +145,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         log.critical(
             "this worker hands its batches back and exits, so that it is started anew: %s. What "
             "is finished is kept; batches=%d",
-            *(why, 0 if owner is None else len(owner.generator.active())),
+            why,
+            0 if owner is None else len(owner.generator.active()),
         )
         self._abandon()
 

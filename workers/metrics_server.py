@@ -1,4 +1,4 @@
-"""A worker's own `/metrics`: its counters and readings, and its engine's, passed on."""
+"""A worker's own `/metrics`: its counters and gauges, then its engine's own metrics."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import logging
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from pydantic import SecretStr
 
 from dflashq.config import Settings
 from dflashq.core import metrics
@@ -22,9 +24,7 @@ from dflashq.core.metrics import Gauge
 from dflashq.engine.http_probe import ask_text
 from dflashq.operations.monitoring.prometheus import CONTENT_TYPE, Values, family
 from dflashq.system.threads import SupervisedThread, report
-
-if TYPE_CHECKING:
-    from workers.runtime import WorkerRuntime
+from workers.state import WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -33,37 +33,36 @@ _GPU_NAME = re.compile(r"gpu(\d+)@")
 
 
 class WorkerCollector(Collector):
-    """Reads a desk whenever it is scraped; blocks for the engine's answer, seconds at most."""
+    """Reads a worker's state whenever it is scraped; blocks for the engine's answer, seconds."""
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, state: Callable[[], WorkerState], engine_key: SecretStr | None) -> None:
+        self._state, self._engine_key = state, engine_key
 
     def collect(self) -> Iterable[Metric]:
-        common = {"worker": self._runtime.name, "gpu": self._runtime.settings.gpu}
+        """The worker's counters and gauges, then what its engine says of itself."""
+        state = self._state()
+        common = {"worker": state.name, "gpu": state.gpu}
         for counter in metrics.counted(metrics.WORKER):
             yield family(counter, counter.counts(), common)
-        for reading, values in readings(self._runtime).items():
-            yield family(reading, values, common)
-        yield from self._passed_on(common)
+        for gauge, values in gauges(state).items():
+            yield family(gauge, values, common)
+        yield from self._of_engine(state, common)
 
-    def _passed_on(self, common: dict[str, str]) -> Iterator[Metric]:
+    def _of_engine(self, state: WorkerState, common: dict[str, str]) -> Iterator[Metric]:
         """The engine's metrics under the runs that it works for; several runs are one label."""
-        runs = ",".join(sorted({a.lease.run for a in self._runtime.generator.active()}))
-        for found in engine_families(self._ask()):
-            passed = Metric(found.name, found.documentation, found.type)
-            for sample in found.samples:
+        runs = ",".join(sorted({run for run, _ in state.batches}))
+        for engine_metric in engine_families(self._scrape(state.engine_url)):
+            labelled = Metric(engine_metric.name, engine_metric.documentation, engine_metric.type)
+            for sample in engine_metric.samples:
                 labels = {**sample.labels, **common, "run": runs}
-                passed.add_sample(sample.name, labels, sample.value)
-            yield passed
+                labelled.add_sample(sample.name, labels, sample.value)
+            yield labelled
 
-    def _ask(self) -> str:
-        url = self._runtime.engine_url
-        if not url:
+    def _scrape(self, engine_url: str) -> str:
+        if not engine_url:
             return ""
-        key = self._runtime.settings.engine_api_key
-        external = self._runtime.profile.launch.kind == "external"
         try:
-            return ask_text(f"{url}/metrics", key if external else None)
+            return ask_text(f"{engine_url}/metrics", self._engine_key)
         except requests.RequestException as exc:
             log.debug("the engine's metrics are missing from this scrape: %s", exc)
             return ""
@@ -78,29 +77,22 @@ def engine_families(text: str) -> list[Metric]:
         return []
 
 
-def readings(runtime: WorkerRuntime) -> dict[Gauge, Values]:
-    """How the worker is now: a sample for every reading that is declared."""
-    gate, active = runtime.session.gate, runtime.generator.active()
-    by_run: dict[tuple[str, ...], float] = {}
-    for attempt in active:
-        by_run[attempt.lease.run,] = by_run.get((attempt.lease.run,), 0) + 1
+def gauges(state: WorkerState) -> dict[Gauge, Values]:
+    """How the worker is now: a sample for every gauge that is declared."""
+    by_run = Counter[tuple[str, ...]]((run,) for run, _ in state.batches)
     return {
-        metrics.IN_FLIGHT: {(): gate.in_flight},
-        metrics.IN_FLIGHT_LIMIT: {(): gate.limit},
-        metrics.GATE_WAITING: {(): gate.waiting},
-        metrics.GATE_CLOSED: {(reason,): 1 for reason in gate.reasons},
-        metrics.KEEP_FULL: {(): float(runtime.session.keeping.full)},
-        metrics.ENGINE_UP: {(): float(bool(runtime.engine_url))},
-        metrics.ENGINE_SICK: {(): float(bool(runtime.session.sick))},
-        metrics.ENGINE_RESTARTS: {(): runtime.engine_restarts},
-        metrics.BATCHES_AT_WORK: by_run,
-        metrics.HINTS_TAKEN: {(): runtime.generator.taken},
-        metrics.HEARTBEAT_AGE: {(): _heartbeat_age_s(runtime)},
+        metrics.IN_FLIGHT: {(): state.in_flight},
+        metrics.IN_FLIGHT_LIMIT: {(): state.limit},
+        metrics.GATE_WAITING: {(): state.waiting},
+        metrics.GATE_CLOSED: {(reason,): 1 for reason in state.gate_reasons},
+        metrics.KEEP_FULL: {(): float(state.keep_full)},
+        metrics.ENGINE_UP: {(): float(bool(state.engine_url))},
+        metrics.ENGINE_SICK: {(): float(bool(state.sick))},
+        metrics.ENGINE_RESTARTS: {(): state.engine_restarts},
+        metrics.BATCHES_AT_WORK: dict(by_run),
+        metrics.HINTS_TAKEN: {(): state.hints_taken},
+        metrics.HEARTBEAT_AGE: {(): state.heartbeat_age_s},
     }
-
-
-def _heartbeat_age_s(runtime: WorkerRuntime) -> float:
-    return time.monotonic() - runtime.heartbeat.last_answer if runtime.heartbeat.held() else 0.0
 
 
 def port_of(settings: Settings, worker: str) -> int:
@@ -126,10 +118,10 @@ class MetricsHttpServer:
             timeout = 30
 
             def do_GET(self) -> None:
-                found = self.path.partition("?")[0] == "/metrics"
-                body = text() if found else b"see /metrics\n"
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain")
+                is_scrape = self.path.partition("?")[0] == "/metrics"
+                body = text() if is_scrape else b"see /metrics\n"
+                self.send_response(200 if is_scrape else 404)
+                self.send_header("Content-Type", CONTENT_TYPE if is_scrape else "text/plain")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -173,33 +165,40 @@ class _Server(ThreadingHTTPServer):
 
 
 class MetricsServer:
-    """Serves one desk. A port that is taken costs the metrics, never the work."""
+    """Serves one worker. A port that is taken costs the metrics, never the work."""
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        settings: Settings,
+        worker: str,
+        state: Callable[[], WorkerState],
+        engine_key: SecretStr | None,
+    ) -> None:
+        self._host, self._port = settings.metrics_host, port_of(settings, worker)
+        self._collector = WorkerCollector(state, engine_key)
         self._server: MetricsHttpServer | None = None
 
     def start(self) -> None:
         """Listen, unless the settings say not to. Does not block."""
-        settings = self._runtime.settings
-        port = port_of(settings, self._runtime.name)
-        if not port:
+        if not self._port:
             return
         try:
-            self._server = MetricsHttpServer(settings.metrics_host, port, self.text)
+            self._server = MetricsHttpServer(self._host, self._port, self.text)
         except OSError as exc:
             log.error(
                 "no metrics from this worker: %s:%d cannot be listened on (%s). The work goes on; "
                 "set DFLASHQ_METRICS_PORT to a free one",
-                *(settings.metrics_host, port, exc),
+                self._host,
+                self._port,
+                exc,
             )
             return
-        log.info("metrics at http://%s:%d/metrics", settings.metrics_host, port)
+        log.info("metrics at http://%s:%d/metrics", self._host, self._port)
 
     def text(self) -> bytes:
         """What a scrape gets. Blocks for the engine's answer, seconds at most."""
         registry = CollectorRegistry()
-        registry.register(WorkerCollector(self._runtime))
+        registry.register(self._collector)
         return generate_latest(registry)
 
     def stop(self) -> None:

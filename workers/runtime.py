@@ -11,12 +11,10 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.errors import DflashqError, LedgerError, UsageError
 from dflashq.core.json_logging import level_of
-from dflashq.core.worker_identity import WorkerBoot
 from dflashq.engine.chat_renderer import ChatRenderer
 from dflashq.engine.profile_match import running_limit
 from dflashq.engine.profiles import Profile
 from dflashq.ledger import Hints, LeaseHeartbeat, Ledger
-from dflashq.ledger.connection import out_of_memory
 from dflashq.operations.hosts import resource_needs
 from dflashq.operations.housekeeping.canary import judge_canaries
 from dflashq.operations.housekeeping.finalize import close_finished
@@ -29,7 +27,9 @@ from dflashq.stages.keep_writer import KeepWriter
 from dflashq.stages.runner import Generator
 from dflashq.system.process_identity import new_boot
 from dflashq.system.threads import OneShotThread
+from workers.boot_checks import check_services
 from workers.periodic import PeriodicThread
+from workers.state import WorkerState
 from workers.telemetry import Telemetry
 from workers.worker_name import WorkerName
 
@@ -37,86 +37,105 @@ log = logging.getLogger(__name__)
 
 
 class WorkerRuntime:
-    """A worker's ledger, store, station and clock. `open` and `close` block.
+    """A worker's ledger, store, engine session and periodic thread. `open` and `close` block.
 
-    `on_engine_lost`, `on_consumer_hung` and `worker_name.on_replaced` say how the process ends
-    then.
+    The callbacks say how the process ends, from whichever thread finds out: `on_engine_lost` with
+    the supervisor's error, `on_consumer_hung` when no hint is taken any more, `on_replaced` when
+    another boot has the worker's name. `pause` is called while the name is waited for, and may
+    raise to end the wait.
     """
 
-    def __init__(self, settings: Settings, profile: Profile, name: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        profile: Profile,
+        name: str,
+        *,
+        on_engine_lost: Callable[[DflashqError], None],
+        on_consumer_hung: Callable[[], None],
+        on_replaced: Callable[[], None],
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.settings, self.profile, self.name = settings, profile, name
         self._ledger, self._blobs = Ledger(settings), Blobs(settings)
         self._hints = Hints(settings)
-        self.worker_name = WorkerName(self._ledger, new_boot(name), settings.lease_ttl_s)
-        self.heartbeat = LeaseHeartbeat(self._ledger, settings.lease_ttl_s, self.worker_name.renew)
+        self._worker_name = WorkerName(
+            self._ledger,
+            new_boot(name),
+            settings.lease_ttl_s,
+            on_replaced=on_replaced,
+            pause=pause,
+        )
+        self._heartbeat = LeaseHeartbeat(
+            self._ledger, settings.lease_ttl_s, self._worker_name.renew
+        )
         self.session = EngineSession(
-            *(
-                profile,
-                ChatRenderer(profile.model.path),
-                EventLoopThread(),
-                KeepWriter(self._ledger),
-            ),
+            profile,
+            ChatRenderer(profile.model.path),
+            EventLoopThread(),
+            KeepWriter(self._ledger),
             settings.engine_api_key,
         )
-        self.session.proven = self.heartbeat.proven
+        self.session.proven = self._heartbeat.proven
         self.generator = Generator(
-            *(settings, name, self.session, self._ledger, self._blobs, self.heartbeat),
-            boot=self.boot.text,
+            settings,
+            name,
+            self.session,
+            self._ledger,
+            self._blobs,
+            self._heartbeat,
+            boot=self._worker_name.boot.text,
         )
-        self.on_engine_lost: Callable[[DflashqError], None] = lambda error: None
-        self.on_consumer_hung: Callable[[], None] = lambda: None
-        self._telemetry = Telemetry(self, self._ledger)
-        self._clock = PeriodicThread(
-            *(self._ledger, self._hints, self.generator, self._announce),
+        self._on_engine_lost = on_engine_lost
+        self._telemetry = Telemetry(
+            settings, profile, self._worker_name.boot, self._ledger, self.state
+        )
+        self._periodic = PeriodicThread(
+            self._ledger,
+            self._hints,
+            self.generator,
+            self._announce,
             judge_canaries=lambda: judge_canaries(self._ledger, self._blobs, self._hints),
             close_runs=self._close_runs,
             notify=self._telemetry.dispatcher.check,
-            on_hung=self._consumer_hung,
+            on_hung=on_consumer_hung,
         )
         self._closed: dict[str, tuple[int, int]] = {}
         self._ended: set[str] = set()
         self._closing: OneShotThread | None = None
-        self._engine_state, self._starts = "starting", 0
-        self.engine_url = ""
+        self._engine, self._engine_starts, self._engine_url = "starting", 0, ""
         self._measured = (time.monotonic(), 0)
 
-    @property
-    def boot(self) -> WorkerBoot:
-        """This start of the worker."""
-        return self.worker_name.boot
-
     def open(self) -> None:
-        """Refuse what cannot be trusted, take the name, start the clock. Safe to repeat.
+        """Check the services, take the name, start the threads. Safe to repeat.
 
         DflashqError when Redis or S3 cannot carry a run, or a worker of this name lives.
         """
-        version = self._check_ledger()
-        self._refuse_budget()
-        self._blobs.check_conditional_put("probes/")
-        log.info("ledger: Redis %s; store: %r", version, self._blobs)
-        self.worker_name.take(self._row())
+        check_services(self.settings, self._ledger, self._blobs)
+        self._worker_name.take(self._announcement())
         for run in self._ledger.runs():
-            for batch in self._ledger.disown(run, self.boot):
+            for batch in self._ledger.disown(run, self._worker_name.boot):
                 log.info(
                     "disowned: run=%s batch=%s: an earlier boot of this worker let it run out",
-                    *(run, batch),
+                    run,
+                    batch,
                 )
-        self.heartbeat.start()
+        self._heartbeat.start()
         self._telemetry.start()
-        self._clock.start()
+        self._periodic.start()
 
     def close(self) -> None:
         """After the pool is empty: end the threads, take the worker off the list."""
-        self._clock.stop()
+        self._periodic.stop()
         self._telemetry.stop()
-        self.heartbeat.stop()
+        self._heartbeat.stop()
         self.session.close()
-        if not self.worker_name.taken:
+        if not self._worker_name.taken:
             return  # nothing of the ledger was touched, and the name may be that of another
         try:
             # What was handed back must not wait for the next worker's sweep.
             hint_pending(self._ledger, self._hints, self.profile.queue)
-            self.worker_name.retire()
+            self._worker_name.retire()
         except LedgerError as exc:
             log.warning("hints and the list of workers are left to the others: %s", exc)
 
@@ -127,49 +146,27 @@ class WorkerRuntime:
         running = running_limit(self.profile, server_info)
         need = resource_needs.worker_need(self.settings, self.profile, running)
         resource_needs.ensure(need, f"worker {self.name}")
-        self._engine_state, self.engine_url = "ready", base_url
-        self._starts += 1
+        self._engine, self._engine_url = "ready", base_url
+        self._engine_starts += 1
         self.session.engine_ready(base_url, server_info)
-        self._clock.consumer_starts()
+        self._periodic.consumer_starts()
 
     def engine_down(self, reason: str) -> None:
-        self._engine_state, self.engine_url = "down", ""
+        self._engine, self._engine_url = "down", ""
         self.session.engine_down(reason)
 
     def engine_failed(self, error: DflashqError) -> None:
         """The supervisor gave up: the worker hands its batches back and exits non-zero."""
-        self._engine_state, self.engine_url = "failed", ""
+        self._engine, self._engine_url = "failed", ""
         self._telemetry.engine_failed(error)
         self.session.engine_down(str(error))
-        self.on_engine_lost(error)
+        self._on_engine_lost(error)
 
     def consumer_connected(self, connected: bool) -> None:
         """Told by the consumer's steps: whether hints reach this worker."""
-        self._clock.consumer_connected(connected)
+        self._periodic.consumer_connected(connected)
 
     # --- inside
-
-    def _consumer_hung(self) -> None:
-        self.on_consumer_hung()
-
-    def _check_ledger(self) -> str:
-        """Redis' version; a full one is no reason to stay away, since commits make room."""
-        try:
-            return self._ledger.check()
-        except LedgerError as exc:
-            if not out_of_memory(exc):
-                raise
-            log.error("this worker starts on a full Redis, whose batches it may commit: %s", exc)
-            return "without room"
-
-    def _refuse_budget(self) -> None:
-        """Kept work may fill half of Redis at most: the other half keeps the fleet going."""
-        maximum = self._ledger.memory()[1]
-        if maximum and self.settings.keep_budget_mb * 2**20 > maximum / 2:
-            raise UsageError(
-                f"DFLASHQ_KEEP_BUDGET_MB={self.settings.keep_budget_mb} is more than half of "
-                f"Redis' maxmemory ({maximum // 2**20} MiB): lower the one or raise the other"
-            )
 
     def _close_runs(self) -> None:
         """Write manifests and `progress.json`, in a thread: it reads all that was committed."""
@@ -186,68 +183,71 @@ class WorkerRuntime:
         except DflashqError as exc:
             log.log(level_of(exc), "a manifest or progress.json waits: %s", exc)
 
-    def _rate(self) -> float:
-        """Output tokens per second since the last time this was asked."""
-        now, tokens = time.monotonic(), self.session.output_tokens
-        then, before = self._measured
-        self._measured = (now, tokens)
-        return round((tokens - before) / max(now - then, 1e-3), 1)
-
-    @property
-    def engine_restarts(self) -> int:
-        """Starts of the engine after the first."""
-        return max(0, self._starts - 1)
+    def state(self) -> WorkerState:
+        """How this worker fares now. Does not block; safe from any thread."""
+        session, gate, stats = self.session, self.session.gate, self.session.stats
+        held = bool(self._heartbeat.held())
+        return WorkerState(
+            name=self.name,
+            gpu=self.settings.gpu,
+            profile=self.profile.name,
+            queue=self.profile.queue,
+            engine=self._engine,
+            engine_url=self._engine_url,
+            engine_restarts=max(0, self._engine_starts - 1),
+            sick=session.sick,
+            sick_since_ms=session.health.sick_since_ms,
+            last_error=session.last_error,
+            refused=dict(self.generator.refused),
+            output_tokens=session.output_tokens,
+            in_flight=gate.in_flight,
+            limit=gate.limit,
+            waiting=gate.waiting,
+            gate_reasons=tuple(gate.reasons),
+            keep_full=session.keeping.full,
+            hints_taken=self.generator.taken,
+            batches=tuple((a.lease.run, a.lease.batch) for a in self.generator.active()),
+            heartbeat_age_s=time.monotonic() - self._heartbeat.last_answer if held else 0.0,
+            engine_stats=stats.row() if stats is not None else {},
+        )
 
     def _announce(self) -> None:
-        self.worker_name.announce(self._row())
+        self._worker_name.announce(self._announcement())
 
-    def _row(self) -> dict[str, Any]:
-        """How this worker fares."""
-        gate, stats = self.session.gate, self.session.stats
-        return {
-            "gpu": self.settings.gpu,
-            "profile": self.profile.name,
-            "queue": self.profile.queue,
-            "sick": self.session.sick,
-            "sick_since": self.session.health.sick_since_ms,
-            "refuses": list(self.generator.refused),
-            "engine": self._engine_state,
-            "restarts": self.engine_restarts,
-            "last_error": self.session.last_error,
-            "output_tokens": self.session.output_tokens,
-            "tokens_per_s": self._rate(),
-            "in_flight": gate.in_flight,
-            "limit": gate.limit,
-            "waiting": gate.waiting,
-            "gate_closed": bool(gate.reasons),
-            "closed": [*gate.reasons, *self.generator.refused.values()],
-            "batches": [f"{a.lease.run}/{a.lease.batch}" for a in self.generator.active()],
-            **(stats.row() if stats is not None else {}),
-        }
+    def _announcement(self) -> dict[str, Any]:
+        state = self.state()
+        return state.announcement(self._tokens_per_s(state.output_tokens))
+
+    def _tokens_per_s(self, tokens: int) -> float:
+        """Output tokens per second since the last announcement."""
+        now = time.monotonic()
+        before_s, before = self._measured
+        self._measured = (now, tokens)
+        return round((tokens - before) / max(now - before_s, 1e-3), 1)
 
 
-_desks: list[WorkerRuntime] = []
+_runtimes: list[WorkerRuntime] = []
 
 
 def install(runtime: WorkerRuntime) -> WorkerRuntime:
-    """Make this the process's desk."""
-    _desks.append(runtime)
+    """Make this the process's runtime."""
+    _runtimes.append(runtime)
     return runtime
 
 
 def current() -> WorkerRuntime | None:
-    """This process's desk; None outside a running worker."""
-    return _desks[-1] if _desks else None
+    """This process's runtime; None outside a running worker."""
+    return _runtimes[-1] if _runtimes else None
 
 
 def required() -> WorkerRuntime:
-    """This process's desk, for the tasks; UsageError outside a running worker."""
-    if not _desks:
+    """This process's runtime, for the tasks; UsageError outside a running worker."""
+    if not _runtimes:
         raise UsageError("this runs inside a worker only: celery -A workers worker")
-    return _desks[-1]
+    return _runtimes[-1]
 
 
 def close() -> None:
-    """Close the desk, if any. Safe to repeat."""
-    while _desks:
-        _desks.pop().close()
+    """Close the runtime, if any. Safe to repeat."""
+    while _runtimes:
+        _runtimes.pop().close()

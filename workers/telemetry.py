@@ -1,42 +1,51 @@
-"""How a worker makes itself known: its metrics, its name in the log, rejections, notices."""
+"""How a worker makes itself known: its metrics, its name in the log, rejections, alerts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from dflashq.config import Settings
 from dflashq.core import alerts
 from dflashq.core.errors import DflashqError
+from dflashq.core.worker_identity import WorkerBoot
+from dflashq.engine.profiles import Profile
 from dflashq.ledger import Ledger
 from dflashq.operations.alerts.dispatcher import AlertDispatcher
 from workers import log_setup
 from workers.metrics_server import MetricsServer
 from workers.rejection_log import RejectionLog
-
-if TYPE_CHECKING:
-    from workers.runtime import WorkerRuntime
+from workers.state import WorkerState
 
 
 class Telemetry:
-    """All of it for one desk. `start` does not block; `stop` does, for what is left to tell."""
+    """The channels of one worker. `start` does not block; `stop` does, until they are drained."""
 
-    def __init__(self, runtime: WorkerRuntime, ledger: Ledger) -> None:
-        settings = runtime.settings
-        self._name, self._gpu, self._boot = runtime.name, settings.gpu, runtime.boot.text
+    def __init__(
+        self,
+        settings: Settings,
+        profile: Profile,
+        boot: WorkerBoot,
+        ledger: Ledger,
+        state: Callable[[], WorkerState],
+    ) -> None:
+        self._gpu, self._boot = settings.gpu, boot
         self.dispatcher = AlertDispatcher(settings, ledger)
-        self._metrics = MetricsServer(runtime)
-        self._rejections = RejectionLog(settings.state_dir / "logs", runtime.name)
+        key = settings.engine_api_key if profile.launch.kind == "external" else None
+        self._metrics = MetricsServer(settings, boot.name, state, key)
+        self._rejections = RejectionLog(settings.state_dir / "logs", boot.name)
 
     def start(self) -> None:
-        log_setup.identify(self._name, self._gpu)
+        """Name the worker in every log record, then open the channels. Safe to repeat."""
+        log_setup.identify(self._boot.name, self._gpu)
         self._rejections.start()
         self._metrics.start()
 
     def engine_failed(self, error: DflashqError) -> None:
-        """The engine is beyond repair; no look at the ledger would find that out in time."""
-        self.dispatcher.tell(alerts.engine_failed(self._name, str(error), self._boot))
+        """Alert that the engine is beyond repair; no poll of the ledger would see it in time."""
+        self.dispatcher.tell(alerts.engine_failed(self._boot.name, str(error), self._boot.text))
 
     def stop(self) -> None:
-        """Safe to repeat."""
+        """Close the channels. Safe to repeat."""
         self._metrics.stop()
         self._rejections.stop()
         self.dispatcher.stop()

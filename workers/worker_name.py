@@ -22,17 +22,24 @@ POLL_S = 0.5
 class WorkerName:
     """The name of one worker process, in the ledger.
 
-    `pause` is called between two looks while the name is waited for, and may raise to end the wait.
     `on_replaced` is called when another boot has the name, from whichever thread finds out.
+    `pause` is called between two looks while the name is waited for, and may raise to end the wait.
     """
 
-    def __init__(self, ledger: Ledger, boot: WorkerBoot, lease_s: float) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        boot: WorkerBoot,
+        lease_s: float,
+        *,
+        on_replaced: Callable[[], None],
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.boot = boot
         self.taken = False
-        self.pause: Callable[[float], object] = time.sleep
-        self.on_replaced: Callable[[], None] = lambda: None
+        self._on_replaced, self._pause = on_replaced, pause
         self._ledger, self._lease_s = ledger, lease_s
-        self._who = {"boot": boot.text, "host": socket.gethostname(), **own_process().row()}
+        self._identity = {"boot": boot.text, "host": socket.gethostname(), **own_process().row()}
         self._replaced = False
 
     def take(self, row: Row) -> None:
@@ -49,20 +56,22 @@ class WorkerName:
             until += self._lease_s
             log.info(
                 "the name may be in use: worker=%s host=%s: this boot listens for %.0f s",
-                *(self.boot.name, last.get("host", "?"), self._lease_s),
+                self.boot.name,
+                last.get("host", "?"),
+                self._lease_s,
             )
         while time.monotonic() < until or not self._announced(row, last if gone else None):
             now = self._of_another()
             if now is None:
                 until = time.monotonic()  # it ended in order meanwhile
-            elif _heard(now) != _heard(last):
+            elif _last_heard(now) != _last_heard(last):
                 raise self._twin(now)
-            self.pause(min(POLL_S, self._lease_s / 4))
+            self._pause(min(POLL_S, self._lease_s / 4))
         self.taken = True
 
     def announce(self, row: Row) -> None:
         """Say how this worker fares."""
-        self._check(self._ledger.announce(self.boot.name, row | self._who))
+        self._check(self._ledger.announce(self.boot.name, row | self._identity))
 
     def renew(self) -> None:
         """Say that this worker lives, whatever else it is busy with."""
@@ -80,7 +89,7 @@ class WorkerName:
 
     def _announced(self, row: Row, gone: Row | None) -> bool:
         known = "" if gone is None else str(gone["boot"])
-        return self._ledger.announce(self.boot.name, row | self._who, gone=known)
+        return self._ledger.announce(self.boot.name, row | self._identity, gone=known)
 
     def _twin(self, row: Row) -> UsageError:
         return UsageError(
@@ -90,19 +99,20 @@ class WorkerName:
             "another name with -n, or its host another host name."
         )
 
-    def _check(self, mine: bool) -> None:
-        if mine or self._replaced:
+    def _check(self, ours: bool) -> None:
+        if ours or self._replaced:
             return
         self._replaced = True
         log.critical(
             "this worker was silent past its lease and another one has its name now: worker=%s "
             "boot=%s: it hands its batches back and ends. If both shall run, give one of them "
             "another name with -n",
-            *(self.boot.name, self.boot.text),
+            self.boot.name,
+            self.boot.text,
         )
-        self.on_replaced()
+        self._on_replaced()
 
 
-def _heard(row: Row | None) -> tuple[object, object] | None:
+def _last_heard(row: Row | None) -> tuple[object, object] | None:
     """Changes whenever a worker is heard of."""
     return None if row is None else (row.get("boot"), row.get("seen_ms"))

@@ -7,8 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import requests
@@ -19,12 +18,11 @@ from dflashq.core.model import ObjectRef
 from dflashq.ledger import Ledger
 from dflashq.operations.monitoring.prometheus import render
 from dflashq.system.ports import free_port
-from tests.integration.operations.test_prometheus import fake_runtime
+from tests.integration.operations.test_prometheus import worker_state
 from tests.support.fleet import wait_until
 from tests.support.wait import WAIT_S
 from tests.unit.deploy.test_alert_rules import DEPLOY, RULES, expressions
 from workers.metrics_server import MetricsHttpServer, MetricsServer
-from workers.runtime import WorkerRuntime
 
 pytestmark = [
     pytest.mark.fleet,
@@ -54,16 +52,6 @@ def serving(text: bytes) -> Iterator[int]:
         yield port
     finally:
         server.stop()
-
-
-def desk_at(engine: int, port: int) -> WorkerRuntime:
-    """A desk that shows something in every reading, with an engine there."""
-    made = cast("Any", fake_runtime())
-    made.engine_url = f"http://127.0.0.1:{engine}"
-    made.settings = SimpleNamespace(
-        gpu="0", engine_api_key=None, metrics_port=port, metrics_host="127.0.0.1"
-    )
-    return cast("WorkerRuntime", made)
 
 
 def engine_text() -> bytes:
@@ -127,7 +115,9 @@ def test_every_panel_finds_its_series_and_no_alert_fires(
     fill(ledger)
     worker = free_port()
     with serving(engine_text()) as engine, serving(render(ledger)) as monitor:
-        served = MetricsServer(desk_at(engine, worker))
+        state = worker_state(engine_url=f"http://127.0.0.1:{engine}")
+        mine = settings.model_copy(update={"metrics_port": worker, "gpu": "0"})
+        served = MetricsServer(mine, state.name, lambda: state, None)
         served.start()
         try:
             with prometheus(tmp_path, worker=worker, monitor=monitor) as server:

@@ -18,8 +18,8 @@ IMPORT_TIMEOUT_S, RENDER_TIMEOUT_S, GPU_TIMEOUT_S = 180.0, 120.0, 20.0
 # A process of its own: whoever calls operations never pays for transformers.
 RENDER = (
     "import sys; from dflashq.engine.chat_renderer import ChatRenderer; "
-    "ids = ChatRenderer(sys.argv[1]).render([{'role': 'user', 'content': 'How warm is it?'}], None, "
-    "thinking=sys.argv[2] == 'True'); print(len(ids))"
+    "ids = ChatRenderer(sys.argv[1]).render("
+    "[{'role': 'user', 'content': 'How warm is it?'}], None, thinking=sys.argv[2] == 'True'); print(len(ids))"
 )
 
 

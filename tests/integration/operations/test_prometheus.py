@@ -6,8 +6,8 @@ import ast
 import re
 import shutil
 import subprocess
-from types import SimpleNamespace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,8 +19,8 @@ from dflashq.core.metrics import Counter, Gauge
 from dflashq.ledger import Ledger
 from dflashq.operations.monitoring.prometheus import fleet_values, render
 from tests.support.paths import ROOT
-from workers.metrics_server import WorkerCollector, engine_families, port_of, readings
-from workers.runtime import WorkerRuntime
+from workers.metrics_server import WorkerCollector, engine_families, gauges, port_of
+from workers.state import WorkerState
 
 DECLARED = {**metrics.WORKER, **metrics.FLEET}
 CONSTANTS = {n: m for n, m in vars(metrics).items() if isinstance(m, Counter | Gauge)}
@@ -38,27 +38,31 @@ def used() -> set[str]:
     return found & set(CONSTANTS)
 
 
-def fake_runtime(**gate: Any) -> WorkerRuntime:
-    """What a desk shows to its metrics."""
-    shown = {"in_flight": 3, "limit": 8, "waiting": 2, "reasons": ("draining",)} | gate
-    attempt = SimpleNamespace(lease=SimpleNamespace(run="r"))
-    return cast(
-        "WorkerRuntime",
-        SimpleNamespace(
-            name="gpu1@host",
-            settings=SimpleNamespace(gpu="1", engine_api_key=None),
-            profile=SimpleNamespace(launch=SimpleNamespace(kind="sglang")),
-            session=SimpleNamespace(
-                gate=SimpleNamespace(**shown),
-                keeping=SimpleNamespace(full=False),
-                sick="",
-            ),
-            generator=SimpleNamespace(active=lambda: [attempt, attempt], taken=7),
-            heartbeat=SimpleNamespace(held=list, last_answer=0.0),
-            engine_url="",
-            engine_restarts=4,
-        ),
+def worker_state(**changes: Any) -> WorkerState:
+    """What a worker shows of itself, with something in every gauge."""
+    state = WorkerState(
+        name="gpu1@host",
+        gpu="1",
+        profile="tiny",
+        queue="generate.tiny",
+        engine="ready",
+        engine_url="",
+        engine_restarts=4,
+        sick="",
+        sick_since_ms=None,
+        last_error="",
+        refused={},
+        output_tokens=0,
+        in_flight=3,
+        limit=8,
+        waiting=2,
+        gate_reasons=("draining",),
+        keep_full=False,
+        hints_taken=7,
+        batches=(("r", "batch-000000"), ("r", "batch-000001")),
+        heartbeat_age_s=0.0,
     )
+    return replace(state, **changes)
 
 
 def test_names_units_and_helps_follow_the_conventions() -> None:
@@ -91,17 +95,17 @@ def test_only_declared_metrics_are_made() -> None:
     assert strings == set(DECLARED)
 
 
-def test_every_reading_of_a_worker_is_taken() -> None:
-    taken = readings(fake_runtime())
-    assert {reading.name for reading in taken} == {
+def test_every_gauge_of_a_worker_is_set() -> None:
+    taken = gauges(worker_state())
+    assert {gauge.name for gauge in taken} == {
         name for name, metric in metrics.WORKER.items() if isinstance(metric, Gauge)
     }
-    for reading, values in taken.items():
-        assert all(len(labels) == len(reading.labels) for labels in values), reading.name
+    for gauge, values in taken.items():
+        assert all(len(labels) == len(gauge.labels) for labels in values), gauge.name
 
 
 def test_a_worker_shows_its_metrics_with_its_name() -> None:
-    families = {f.name: f for f in WorkerCollector(fake_runtime()).collect()}
+    families = {f.name: f for f in WorkerCollector(worker_state, None).collect()}
     assert {f"{n}_total" if f.type == "counter" else n for n, f in families.items()} == set(
         metrics.WORKER
     )
@@ -191,7 +195,7 @@ def test_promtool_finds_nothing_wrong_with_what_is_exposed(settings: Settings) -
     ledger = Ledger(settings)
     ledger.register("r", "f" * 64, "generate.m", 20, 3)
     registry = CollectorRegistry()
-    registry.register(WorkerCollector(fake_runtime()))
+    registry.register(WorkerCollector(worker_state, None))
     for text in (render(ledger), generate_latest(registry)):
         done = subprocess.run(
             ["promtool", "check", "metrics"], input=text, capture_output=True, check=False

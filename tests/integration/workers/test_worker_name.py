@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,19 +32,34 @@ def ledger(settings: Settings) -> Ledger:
     return Ledger(settings.model_copy(update={"lease_ttl_s": LEASE_S}))
 
 
-def name_of(ledger: Ledger, boot: WorkerBoot | None = None) -> WorkerName:
-    return WorkerName(ledger, boot or new_boot(NAME), LEASE_S)
+def never_replaced() -> None:
+    pytest.fail("another boot has the name")
 
 
-def elsewhere(ledger: Ledger) -> WorkerName:
+def never_waits(seconds: float) -> None:
+    pytest.fail("it waited")
+
+
+def name_of(
+    ledger: Ledger,
+    boot: WorkerBoot | None = None,
+    *,
+    lease_s: float = LEASE_S,
+    pause: Callable[[float], object] = time.sleep,
+    on_replaced: Callable[[], None] = never_replaced,
+) -> WorkerName:
+    return WorkerName(ledger, boot or new_boot(NAME), lease_s, on_replaced=on_replaced, pause=pause)
+
+
+def elsewhere(ledger: Ledger, **callbacks: Any) -> WorkerName:
     """The name of a worker on another host, of the same host name and process number."""
     boot = new_boot(NAME)
-    return name_of(ledger, WorkerBoot(NAME, "another-host", boot.started_ms, boot.token))
+    there = WorkerBoot(NAME, "another-host", boot.started_ms, boot.token)
+    return name_of(ledger, there, **callbacks)
 
 
 def test_a_free_name_is_taken_at_once(ledger: Ledger) -> None:
-    name = name_of(ledger)
-    name.pause = lambda seconds: pytest.fail("it waited")
+    name = name_of(ledger, pause=never_waits)
     name.take(ROW)
     name.take(ROW)  # the boot was tried again after an outage
     row = ledger.worker(NAME)
@@ -59,15 +75,14 @@ def test_a_living_twin_is_refused_and_nothing_of_the_other_changes(
 ) -> None:
     healthy = name_of(ledger)
     healthy.take({"engine": "ready"})
+
+    def heartbeat(seconds: float) -> None:
+        time.sleep(0.01)  # or it comes within the same millisecond
+        healthy.renew()
+
     for _ in range(7):
-        twin = where(ledger)
+        twin = where(ledger, pause=heartbeat)
         assert twin.boot.text != healthy.boot.text
-
-        def heartbeat(seconds: float) -> None:
-            time.sleep(0.01)  # or it comes within the same millisecond
-            healthy.renew()
-
-        twin.pause = heartbeat
         with pytest.raises(UsageError, match=f"{NAME} is alive on host .* with -n") as refused:
             twin.take(ROW)
         assert refused.value.exit_code == 2
@@ -92,18 +107,18 @@ def test_one_that_was_cut_off_for_longer_than_its_lease_is_no_dead_one(ledger: L
     healthy = elsewhere(ledger)
     healthy.take({"engine": "ready"})
     _grow_old(ledger, 3600)  # Redis was away for an hour; here it is again
-    twin = name_of(ledger)
-    twin.pause = lambda seconds: healthy.renew()
+    twin = name_of(ledger, pause=lambda seconds: healthy.renew())
     with pytest.raises(UsageError, match="is alive"):
         twin.take(ROW)
 
 
 def test_one_that_provably_ended_here_is_not_waited_for(ledger: Ledger) -> None:
     dead = name_of(ledger)
-    dead._who |= {"pid_start": dead._who["pid_start"] - 1}  # a process that had our number
+    dead._identity |= {
+        "pid_start": dead._identity["pid_start"] - 1
+    }  # a process that had our number
     dead.take(ROW)
-    name = name_of(ledger)
-    name.pause = lambda seconds: pytest.fail("it waited")
+    name = name_of(ledger, pause=never_waits)
     name.take({"engine": "new"})
     assert (ledger.worker(NAME) or {})["boot"] == name.boot.text
 
@@ -111,16 +126,15 @@ def test_one_that_provably_ended_here_is_not_waited_for(ledger: Ledger) -> None:
 def test_one_that_ends_in_order_meanwhile_leaves_the_name_at_once(ledger: Ledger) -> None:
     leaving = elsewhere(ledger)
     leaving.take(ROW)
-    name = WorkerName(ledger, new_boot(NAME), 3600.0)
-    name.pause = lambda seconds: leaving.retire()
+    name = name_of(ledger, lease_s=3600.0, pause=lambda seconds: leaving.retire())
     name.take({"engine": "new"})
     assert (ledger.worker(NAME) or {})["engine"] == "new"
 
 
 def test_of_two_that_wait_for_one_name_one_gets_it(ledger: Ledger) -> None:
     elsewhere(ledger).take(ROW)
-    first, second = name_of(ledger), elsewhere(ledger)
-    second.pause = lambda seconds: first.take(ROW) if not first.taken else None
+    first = name_of(ledger)
+    second = elsewhere(ledger, pause=lambda seconds: first.take(ROW) if not first.taken else None)
     with pytest.raises(UsageError, match="is alive"):
         second.take(ROW)
     assert (ledger.worker(NAME) or {})["boot"] == first.boot.text
@@ -132,8 +146,7 @@ def test_a_stop_ends_the_wait(ledger: Ledger) -> None:
     def stop(seconds: float) -> None:
         raise Stopped
 
-    name = name_of(ledger)
-    name.pause = stop
+    name = name_of(ledger, pause=stop)
     with pytest.raises(Stopped):
         name.take(ROW)
     assert not name.taken
@@ -142,16 +155,16 @@ def test_a_stop_ends_the_wait(ledger: Ledger) -> None:
 def test_one_that_was_replaced_is_told_once_and_writes_nothing(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    frozen, told = elsewhere(ledger), []
-    frozen.on_replaced = lambda: told.append(1)
+    calls: list[int] = []
+    frozen = elsewhere(ledger, on_replaced=lambda: calls.append(1))
     frozen.take({"engine": "ready"})
     frozen.announce({"engine": "ready"})
-    assert not told
+    assert not calls
     name_of(ledger).take({"engine": "new"})
     with caplog.at_level(logging.CRITICAL):
         frozen.renew()
         frozen.announce({"engine": "ready"})
-    assert told == [1]
+    assert calls == [1]
     assert "another one has its name now" in caplog.text
     frozen.retire()
     assert (ledger.worker(NAME) or {})["engine"] == "new"
