@@ -132,7 +132,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # A stop that comes while the model loads must not wait for it.
         while not self.supervisor.wait_started(0.2):
             worker_state.maybe_shutdown()
-        gc_tuning.settle()
+        gc_tuning.freeze_heap()
 
     def _forgive(self, deaths: int) -> None:
         """A prompt is to blame for so many deaths: they do not count against the engine."""

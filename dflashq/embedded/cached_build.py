@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dflashq.core.errors import EmbeddedError
 from dflashq.embedded.server_process import log_tail
-from dflashq.system.file_lock import hold
+from dflashq.system.file_lock import held
 
 Echo = Callable[[str], None]
 _TELL_EVERY_S = 15.0
@@ -20,7 +20,7 @@ _TELL_EVERY_S = 15.0
 def sole_builder(target: Path, echo: Echo) -> AbstractContextManager[None]:
     """Hold the lock file next to `target`; blocks, and says so, while another process has it."""
     waiting = f"{target.name}: another process is building it; waiting"
-    return hold(target.with_name(target.name + ".lock"), lambda: echo(waiting))
+    return held(target.with_name(target.name + ".lock"), lambda: echo(waiting))
 
 
 def run_step(what: str, argv: Sequence[str], log_file: Path, echo: Echo, **env: str) -> None:

@@ -16,7 +16,7 @@ from dflashq.embedded.local_env import LocalEnv
 from dflashq.embedded.pidfile import ProcessRecord
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3
-from dflashq.system.file_lock import hold
+from dflashq.system.file_lock import held
 
 log = logging.getLogger(__name__)
 
@@ -155,4 +155,4 @@ def _pid_file(folder: Path, name: str) -> Path:
 def _sole(folder: Path) -> AbstractContextManager[None]:
     """One `up` or `down` at a time."""
     waiting = f"another `dflashq local` command works on {folder}; waiting for it"
-    return hold(folder / "local.lock", lambda: log.warning(waiting))
+    return held(folder / "local.lock", lambda: log.warning(waiting))

@@ -10,7 +10,7 @@ from typing import Self
 
 from dflashq.core.errors import EmbeddedError
 from dflashq.embedded.s3 import PORT_OFFSETS, free_s3_port
-from dflashq.system.ports import HOST, free_port, port_is_free
+from dflashq.system.ports import LOOPBACK, free_port, port_is_free
 
 BUCKET = "dflashq"
 
@@ -61,9 +61,9 @@ class LocalEnv:
     def write(self, path: Path) -> None:
         """Readable by its owner only; replaced at once, so that no reader sees half of it."""
         rows = {
-            "DFLASHQ_REDIS_URL": f"redis://{HOST}:{self.redis_port}/0",
+            "DFLASHQ_REDIS_URL": f"redis://{LOOPBACK}:{self.redis_port}/0",
             "DFLASHQ_REDIS_PASSWORD": self.redis_password,
-            "DFLASHQ_S3_ENDPOINT_URL": f"http://{HOST}:{self.s3_port}",
+            "DFLASHQ_S3_ENDPOINT_URL": f"http://{LOOPBACK}:{self.s3_port}",
             "DFLASHQ_S3_ACCESS_KEY_ID": self.access_key,
             "DFLASHQ_S3_SECRET_ACCESS_KEY": self.secret_key,
             "DFLASHQ_S3_BUCKET": self.bucket,

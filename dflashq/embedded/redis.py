@@ -14,7 +14,7 @@ from redis.retry import Retry
 from dflashq.core.errors import ConfigError
 from dflashq.core.keys import NAMESPACE
 from dflashq.embedded.server_process import ServerProcess
-from dflashq.system.ports import HOST
+from dflashq.system.ports import LOOPBACK
 
 _READY_S = 120.0  # a large append-only file takes a while to load
 _PROBE = f"{NAMESPACE}:embedded-probe"
@@ -58,7 +58,7 @@ class EmbeddedRedis:
     @property
     def url(self) -> str:
         """The address without the password."""
-        return f"redis://{HOST}:{self.port}/0"
+        return f"redis://{LOOPBACK}:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -67,7 +67,7 @@ class EmbeddedRedis:
     def client(self, db: int = 0) -> redis.Redis:
         """A client that fails at once instead of retrying, for probes and tests."""
         return redis.Redis(
-            host=HOST,
+            host=LOOPBACK,
             port=self.port,
             db=db,
             password=self._password,
@@ -93,7 +93,7 @@ class EmbeddedRedis:
         """A file, not arguments: the password must not show in the process list."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = [
-            f"bind {HOST}",
+            f"bind {LOOPBACK}",
             f"port {self.port}",
             f"requirepass {_quoted(self._password)}",
             f"dir {_quoted(str(self.folder.absolute()))}",

@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from dflashq.core.errors import ConfigError
 from dflashq.embedded.server_process import ServerProcess
 from dflashq.system import ports
-from dflashq.system.ports import HOST
+from dflashq.system.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -76,7 +76,7 @@ class EmbeddedS3:
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"http://{LOOPBACK}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -117,7 +117,7 @@ class EmbeddedS3:
     def _flags(self, objects: Path) -> list[str]:
         s3, master, volume, filer, admin = (self.port + offset for offset in _SERVICES)
         listening = (
-            f"-ip {HOST} -ip.bind {HOST} -s3.port {s3} -master.port {master} "
+            f"-ip {LOOPBACK} -ip.bind {LOOPBACK} -s3.port {s3} -master.port {master} "
             f"-volume.port {volume} -filer.port {filer} -admin.port {admin}"
         )
         switched_off = (

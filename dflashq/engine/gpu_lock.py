@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import re
-import subprocess
 from pathlib import Path
 
 from dflashq.core.errors import EngineError
+from dflashq.system import nvidia_smi
+from dflashq.system.file_lock import FileLock, LockHeldError
 
 
 class GpuLock:
@@ -20,32 +19,28 @@ class GpuLock:
 
     def __init__(self, lock_dir: Path, gpu: str) -> None:
         self._lock_dir, self._gpu = lock_dir, gpu
-        self._handle: int | None = None
+        self._lock: FileLock | None = None
 
     def acquire(self) -> None:
         """Take the lock without waiting; EngineError names the holder. Safe to repeat."""
-        if not self._gpu or self._handle is not None:
+        if not self._gpu or self._lock is not None:
             return
-        path = self._path()
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        lock = FileLock(self._path())
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode().strip() or "unknown"
-            os.close(handle)
+            lock.claim()
+        except LockHeldError as exc:
+            lock.close()
             raise EngineError(
-                f"GPU {self._gpu} already has a worker (process {holder}); nothing was started. "
-                "Give this worker another GPU with DFLASHQ_GPU."
+                f"GPU {self._gpu} already has a worker (process {exc.holder}); nothing was "
+                "started. Give this worker another GPU with DFLASHQ_GPU."
             ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        self._handle = handle
+        self._lock = lock
 
     def release(self) -> None:
         """Give the GPU back. Safe to repeat."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _path(self) -> Path:
         if not self._lock_dir.is_dir():
@@ -58,20 +53,11 @@ class GpuLock:
 
 
 def gpu_uuid(gpu: str) -> str:
-    """The UUID of a GPU, or `gpu` itself on a host without nvidia-smi."""
-    return _nvidia_smi(gpu, "uuid") or gpu
+    """The UUID of a GPU, or `gpu` itself on a host without nvidia-smi. Blocks."""
+    return nvidia_smi.value("uuid", gpu) or gpu
 
 
 def gpu_memory_used_mb(gpu: str) -> int | None:
-    """Memory in use on the GPU in MiB; None when it cannot be told."""
-    answer = _nvidia_smi(gpu, "memory.used") if gpu else ""
+    """Memory in use on the GPU in MiB; None when it cannot be told. Blocks."""
+    answer = nvidia_smi.value("memory.used", gpu) if gpu else ""
     return int(answer) if answer.isdigit() else None
-
-
-def _nvidia_smi(gpu: str, field: str) -> str:
-    command = ["nvidia-smi", "-i", gpu, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -21,7 +21,7 @@ from dflashq.core.errors import ConfigError, EngineError, EngineStartError
 from dflashq.engine.http_probe import ask
 from dflashq.engine.profiles import Profile
 from dflashq.engine.readiness import Readiness
-from dflashq.system import processes
+from dflashq.system import ports, processes
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class EngineProcess:
 
     def __init__(self, profile: Profile, settings: Settings, *, number: int = 1) -> None:
         self._profile, self._settings = profile, settings
-        self.port = processes.pick_port()
-        self.nccl_port = processes.pick_port(but=frozenset({self.port}))
+        self.port = _free_port()
+        self.nccl_port = _free_port(but=frozenset({self.port}))
         self.base_url = f"http://127.0.0.1:{self.port}"
         gpu = re.sub(r"[^A-Za-z0-9]+", "-", settings.gpu) or "cpu"
         self._log_stem = f"engine-{profile.name}-{gpu}-"
@@ -218,3 +218,11 @@ class ExternalEngine:
 
     def stop(self, grace_s: float) -> None:
         """It is not ours to stop."""
+
+
+def _free_port(*, but: frozenset[int] = frozenset()) -> int:
+    """A port that is free on every address; EngineError, so that the start is tried again."""
+    try:
+        return ports.free_port(host=ports.EVERYWHERE, but=but)
+    except ports.NoFreePortError as exc:
+        raise EngineError(str(exc)) from None

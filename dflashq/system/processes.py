@@ -1,24 +1,20 @@
-"""Processes and ports: started tied to us, ended as a group, nothing left behind."""
+"""Child processes: they die with the thread that started them, and end as a group."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from dflashq.core.errors import EngineError
 from dflashq.system import die_with_parent
+from dflashq.system.procfs import wait_group_gone
 
-# Below the range that Linux gives to outgoing connections.
-_PORTS = range(20_000, 32_000)
 _POLL_S = 0.05
+_GROUP_S = 30.0
 _SECRETS = ("DFLASHQ_", "AWS_")
 
 
@@ -61,45 +57,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> bool:
     # The leader is not reaped yet, so the group is still its own.
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    return _until(lambda: not group_members(process.pid), 30.0)
-
-
-def group_members(group: int) -> list[int]:
-    """Living processes of a process group; zombies are not counted."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # The name in brackets may hold anything, so read what follows it: state, parent, group.
-            state, _, member_of = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(member_of) == group and state not in "ZX":
-            found.append(int(entry.name))
-    return found
-
-
-def port_is_free(port: int) -> bool:
-    """True when a server could listen on the port now, on every address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - a probe; it never listens
-        except OSError:
-            return False
-    return True
-
-
-def pick_port(candidates: Iterable[int] | None = None, *, but: frozenset[int] = frozenset()) -> int:
-    """A port that is free now and not in `but`; EngineError when none of 200 was.
-
-    Servers bind it only minutes later, so a start that fails is tried again on another one.
-    """
-    tried = candidates if candidates is not None else random.sample(_PORTS, 200)
-    for port in tried:
-        if port not in but and port_is_free(port):
-            return port
-    raise EngineError("no free TCP port was found for the engine; nothing was started.")
+    return wait_group_gone(process.pid, _GROUP_S)
 
 
 def _until(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from dflashq.core.errors import (
 )
 from dflashq.operations.hosts.resource_needs import WEB_CONNECTIONS
 from dflashq.operations.monitoring.prometheus import CONTENT_TYPE
-from dflashq.system import threads
+from dflashq.system import gc_tuning, threads
 from dflashq.web.api import api, said
 from dflashq.web.auth import Auth, Tokens
 from dflashq.web.context import STREAMS, MonitorContext, monitor_of
@@ -81,15 +80,6 @@ def _error(sentence: str, status: int) -> BaseResponse | tuple[str, int]:
     return render_template("error.html", sentence=sentence, status=status), status
 
 
-def spare_the_collector() -> None:
-    """Take what is loaded now, mostly libraries, out of the garbage collector's rounds.
-
-    Each round walked all of it and stopped every view for up to 300 ms.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 def serve(
     app: Flask, host: str, port: int, monitor: MonitorContext, ready: Callable[[], None]
 ) -> None:
@@ -120,7 +110,7 @@ def serve(
     signal.signal(signal.SIGTERM, end)
     threads.install_excepthook()
     threads.set_fatal_handler(fatal)
-    spare_the_collector()
+    gc_tuning.freeze_heap()
     monitor.poller.start()
     try:
         ready()

@@ -22,7 +22,8 @@ from dflashq.operations.monitoring.actions import RunActions
 from dflashq.operations.monitoring.poller import LedgerPoller
 from dflashq.operations.monitoring.prometheus import render
 from dflashq.operations.monitoring.sample_cache import SampleCache
-from dflashq.web.app import THREADS, create_app, spare_the_collector
+from dflashq.system.gc_tuning import freeze_heap
+from dflashq.web.app import THREADS, create_app
 from dflashq.web.auth import Tokens
 from dflashq.web.context import MonitorContext
 
@@ -66,7 +67,7 @@ def serving(stage: MonitorFixture) -> Iterator[str]:
     """The stage behind the real server, its observer at work; the address."""
     server = create_server(stage.app, host="127.0.0.1", port=0, threads=THREADS)
     thread = threading.Thread(target=server.run, daemon=True)
-    spare_the_collector()
+    freeze_heap()
     stage.poller.start()
     thread.start()
     try:

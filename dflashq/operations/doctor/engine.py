@@ -12,14 +12,16 @@ from dflashq.core.errors import ConfigError, DflashqError
 from dflashq.engine.model_folder import check_model
 from dflashq.engine.profiles import Profile, load_profile
 from dflashq.operations.doctor.finding import FAILED, SKIPPED, Finding, SkippedCheck, found
+from dflashq.system import nvidia_smi
 from dflashq.system.commands import run_tool
 
-IMPORT_TIMEOUT_S, RENDER_TIMEOUT_S, GPU_TIMEOUT_S = 180.0, 120.0, 20.0
+IMPORT_TIMEOUT_S, RENDER_TIMEOUT_S = 180.0, 120.0
 # A process of its own: whoever calls operations never pays for transformers.
 RENDER = (
     "import sys; from dflashq.engine.chat_renderer import ChatRenderer; "
     "ids = ChatRenderer(sys.argv[1]).render("
-    "[{'role': 'user', 'content': 'How warm is it?'}], None, thinking=sys.argv[2] == 'True'); print(len(ids))"
+    "[{'role': 'user', 'content': 'How warm is it?'}], None, thinking=sys.argv[2] == 'True'); "
+    "print(len(ids))"
 )
 
 
@@ -101,11 +103,7 @@ def _needs_gpu(profile: Profile) -> bool:
 
 def _gpus() -> list[str]:
     """`0: NAME, UUID` for each GPU; none without a driver."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
-    rows = run_tool(query, {}, GPU_TIMEOUT_S, "listing the GPUs").splitlines()
-    return [row.replace(", ", ": ", 1) for row in rows if row.strip()]
+    return [f"{index}: {name}, {uuid}" for index, name, uuid in nvidia_smi.query("index,name,uuid")]
 
 
 def _is(gpu: str, wanted: str) -> bool:

@@ -17,12 +17,11 @@ from dflashq.core.humanize import counted
 from dflashq.embedded.cpu_engine import MODEL_RECORD
 from dflashq.engine.gpu_lock import GpuLock
 from dflashq.engine.profiles import Profile, Range, load_profile
-from dflashq.operations.doctor.engine import GPU_TIMEOUT_S, IMPORT_TIMEOUT_S
+from dflashq.operations.doctor.engine import IMPORT_TIMEOUT_S
 from dflashq.operations.doctor.finding import Finding, SkippedCheck, found
 from dflashq.operations.hosts import resource_needs
-from dflashq.operations.hosts.gpus import ask
 from dflashq.operations.hosts.model_download import check_record
-from dflashq.system import disk, processes
+from dflashq.system import disk, nvidia_smi, ports
 from dflashq.system.commands import run_tool
 
 MIB_IN_MB = 1.048576
@@ -67,8 +66,8 @@ def _gpu_host(settings: Settings, profile: Profile) -> Iterator[Finding]:
 
 
 def _ports() -> str:
-    first = processes.pick_port()
-    second = processes.pick_port(but=frozenset({first}))
+    first = ports.free_port(host=ports.EVERYWHERE)
+    second = ports.free_port(host=ports.EVERYWHERE, but=frozenset({first}))
     return f"free ones are found for HTTP and nccl ({first} and {second} now)"
 
 
@@ -98,7 +97,7 @@ def _torch_cuda(profile: Profile) -> tuple[int, ...]:
 
 
 def _driver(profile: Profile) -> str:
-    said = run_tool(["nvidia-smi"], {}, GPU_TIMEOUT_S, "asking the driver")
+    said = nvidia_smi.report()
     of_driver = re.search(r"CUDA Version: (\d+\.\d+)", said)
     if of_driver is None:
         raise DflashqError("nvidia-smi names no CUDA version: is the driver installed?")
@@ -120,7 +119,7 @@ def _toolkit(profile: Profile) -> str:
             f"there is no {nvcc}, and kernels are compiled at the first start: install the CUDA "
             f"{_dotted(wanted)} toolkit and set CUDA_HOME to it"
         )
-    said = run_tool([nvcc, "--version"], {}, GPU_TIMEOUT_S, "asking nvcc")
+    said = run_tool([nvcc, "--version"], {}, nvidia_smi.TIMEOUT_S, "asking nvcc")
     release = re.search(r"release (\d+\.\d+)", said)
     if release is None or _version(release[1]) != wanted:
         raise DflashqError(
@@ -132,7 +131,7 @@ def _toolkit(profile: Profile) -> str:
 
 def _mine(settings: Settings, fields: str) -> list[list[str]]:
     """Rows of the GPU of the settings, or of all; each begins with index and UUID."""
-    rows = ask(f"index,uuid,{fields}")
+    rows = nvidia_smi.query(f"index,uuid,{fields}")
     mine = [row for row in rows if settings.gpu in ("", *row[:2])]
     if not mine:
         raise SkippedCheck("no GPU is listed")
@@ -193,7 +192,11 @@ def _least(profile: Profile) -> int:
 
 def _processes(settings: Settings) -> str:
     mine = {row[1]: row[0] for row in _mine(settings, "name")}
-    rows = [row for row in ask("pid,gpu_uuid,used_memory", of="compute-apps") if row[1] in mine]
+    rows = [
+        row
+        for row in nvidia_smi.query("pid,gpu_uuid,used_memory", of="compute-apps")
+        if row[1] in mine
+    ]
     strangers = [row for row in rows if not _held(settings, mine[row[1]])]
     if strangers:
         shown = "; ".join(
@@ -215,7 +218,7 @@ def _held(settings: Settings, gpu: str) -> bool:
 
 
 def _topology() -> str:
-    return run_tool(["nvidia-smi", "topo", "-m"], {}, GPU_TIMEOUT_S, "asking for the topology")
+    return nvidia_smi.topology()
 
 
 def _flags(profile: Profile) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from dflashq.config import Settings
 from dflashq.core.errors import DflashqError
 from dflashq.ledger import Ledger
 from dflashq.operations.doctor.finding import OK, SKIPPED, Check, Finding, found
+from dflashq.system import disk
+from dflashq.system.disk import GIB
 
-GIB = 2**30
 LEAST_FREE = 2 * GIB
 # S3 refuses requests signed more than 15 min off; leases live on the ledger's clock alone.
 MOST_SKEW_S = 60.0
@@ -59,8 +60,7 @@ def _clock(ledger: Ledger) -> str:
 
 def _disk_check(name: str, folder: Path) -> Check:
     def check() -> str:
-        there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(disk.existing(folder)).free
         if free < LEAST_FREE:
             raise DflashqError(
                 f"{folder} has {free / GIB:.1f} GiB free, less than {LEAST_FREE // GIB}: make "

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dflashq.core.errors import ConfigError, DflashqError
+from dflashq.core.errors import ConfigError
+from dflashq.system import nvidia_smi
 
-TIMEOUT_S = 20.0
 ALL = "all"
-QUERY = "index,uuid,name,mig.mode.current"
+FIELDS = "index,uuid,name,mig.mode.current"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +22,9 @@ class Gpu:
     mig: bool
 
 
-def ask(fields: str, *, of: str = "gpu") -> list[list[str]]:
-    """Rows of nvidia-smi; empty without a driver. DflashqError when it fails. Blocks."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", f"--query-{of}={fields}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise DflashqError(f"nvidia-smi does not answer ({exc}): look at the driver") from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise DflashqError(f"nvidia-smi failed: {said[-1] if said else done.returncode}")
-    return [[cell.strip() for cell in row.split(",")] for row in done.stdout.splitlines() if row]
-
-
 def listed() -> list[Gpu]:
-    """Every GPU of the host."""
-    return [Gpu(i, uuid, name, mig == "Enabled") for i, uuid, name, mig in ask(QUERY)]
+    """Every GPU of the host; none without a driver. DflashqError when it fails. Blocks."""
+    return [Gpu(i, uuid, name, mig == "Enabled") for i, uuid, name, mig in nvidia_smi.query(FIELDS)]
 
 
 def visible(gpus: Sequence[Gpu], environment: Mapping[str, str], wanted: str) -> list[Gpu]:
@@ -68,7 +49,7 @@ def visible(gpus: Sequence[Gpu], environment: Mapping[str, str], wanted: str) ->
 
 
 def _named(gpus: Sequence[Gpu], names: str, where: str) -> list[Gpu]:
-    found: list[Gpu] = []
+    named: list[Gpu] = []
     for name in (word.strip() for word in names.split(",")):
         if not name or name == "-1":
             break  # CUDA, too, ends its list at the first name that is none
@@ -81,6 +62,6 @@ def _named(gpus: Sequence[Gpu], names: str, where: str) -> list[Gpu]:
         if len(fits) != 1:
             known = "; ".join(f"{g.index}: {g.name}, {g.uuid}" for g in gpus) or "none"
             raise ConfigError(f"{where} names {name!r}, which is none of this host's GPUs: {known}")
-        if fits[0] not in found:
-            found.append(fits[0])
-    return found
+        if fits[0] not in named:
+            named.append(fits[0])
+    return named

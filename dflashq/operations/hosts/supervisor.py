@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ from dflashq.core.humanize import counted
 from dflashq.engine.profiles import Profile
 from dflashq.operations.hosts.gpus import Gpu
 from dflashq.operations.hosts.worker_process import USAGE, WorkerProcess
+from dflashq.system.file_lock import FileLock, LockHeldError
 
 Echo = Callable[[str], None]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -49,21 +49,15 @@ def places(profile: Profile, gpus: Sequence[Gpu]) -> list[tuple[str, str]]:
 def sole(lock_dir: Path) -> Iterator[None]:
     """Hold the host's one place for such a process; EngineError names who has it."""
     lock_dir.mkdir(parents=True, exist_ok=True)
-    handle = os.open(lock_dir / "host-up.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(handle, 32, 0).decode().strip() or "unknown"
-        os.close(handle)
-        raise EngineError(
-            f"`dflashq host up` already runs on this host (process {holder}); nothing was started"
-        ) from None
-    try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    with FileLock(lock_dir / "host-up.lock") as lock:
+        try:
+            lock.claim()
+        except LockHeldError as exc:
+            raise EngineError(
+                f"`dflashq host up` already runs on this host (process {exc.holder}); nothing was "
+                "started"
+            ) from None
         yield
-    finally:
-        os.close(handle)
 
 
 class HostSupervisor:

@@ -7,7 +7,6 @@ process dies, however it dies, so no count can go wrong.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from dflashq.core.errors import DflashqError
 from dflashq.system.disk import GIB, SHM, room_left
+from dflashq.system.file_lock import FileLock
 
 Echo = Callable[[str], None]
 WHOLE = ".dflashq-staged"
@@ -31,16 +31,16 @@ def staged(model: Path, echo: Echo, shm: Path = SHM) -> Iterator[Path]:
     place = _place(model, shm)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _sweep(place.parent)
-    with _lock(place) as handle:
-        fcntl.flock(handle, fcntl.LOCK_SH)
+    with _lock(place) as use:
+        use.share()
         with _lock(place.with_suffix(".copying")) as copying:
-            fcntl.flock(copying, fcntl.LOCK_EX)
+            copying.hold()
             if not (place / WHOLE).exists():
                 _copy(model, place, echo)
         try:
             yield place
         finally:
-            _free_if_last(place, handle)
+            _free_if_last(place, use)
 
 
 def _place(model: Path, shm: Path) -> Path:
@@ -52,13 +52,8 @@ def _place(model: Path, shm: Path) -> Path:
     return shm / f"dflashq-{os.getuid()}" / f"{name}-{digest}"
 
 
-@contextlib.contextmanager
-def _lock(place: Path) -> Iterator[int]:
-    handle = os.open(place.with_suffix(place.suffix + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+def _lock(place: Path) -> FileLock:
+    return FileLock(place.with_suffix(place.suffix + ".lock"), mode=0o600)
 
 
 def _copy(model: Path, place: Path, echo: Echo) -> None:
@@ -81,11 +76,9 @@ def _copy(model: Path, place: Path, echo: Echo) -> None:
     part.rename(place)
 
 
-def _free_if_last(place: Path, handle: int) -> None:
-    """Whoever else uses it holds the lock, so that only the last one can have it alone."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+def _free_if_last(place: Path, use: FileLock) -> None:
+    """Whoever else uses it shares the lock, so that only the last one can hold it alone."""
+    if not use.try_hold():
         return
     gone = place.with_suffix(".gone")
     with contextlib.suppress(FileNotFoundError):
@@ -98,5 +91,5 @@ def _sweep(folder: Path) -> None:
     for lock in folder.glob("*.lock"):
         place = lock.with_suffix("")
         if place.suffix != ".copying" and place.is_dir():
-            with _lock(place) as handle:
-                _free_if_last(place, handle)
+            with _lock(place) as use:
+                _free_if_last(place, use)

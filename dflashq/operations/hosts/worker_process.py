@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from dflashq.core.backoff import delay_s
 from dflashq.system import die_with_parent
 
 USAGE, ENGINE_LOST, FRESH_START = 2, 70, 75
@@ -33,7 +34,7 @@ def pause_s(code: int, deaths: int) -> float | None:
     first, longest = (
         (LOST_PAUSE_S, LOST_LONGEST_S) if code == ENGINE_LOST else (FIRST_PAUSE_S, LONGEST_PAUSE_S)
     )
-    return float(min(longest, first * 2 ** min(deaths - 1, 16)))
+    return delay_s(deaths, first, longest)
 
 
 class WorkerProcess:

@@ -24,8 +24,10 @@ from dflashq.engine.gpu_lock import GpuLock
 from dflashq.engine.process import EngineProcess
 from dflashq.engine.profiles import Profile
 from dflashq.engine.supervisor import EngineSupervisor
-from dflashq.system import die_with_parent, processes
+from dflashq.system import die_with_parent
+from dflashq.system.ports import EVERYWHERE, NoFreePortError, free_port
 from tests.support import fake_engine
+from tests.support.paths import ROOT
 from tests.support.wait import WAIT_S, wait_until
 
 FAKE = Path(fake_engine.__file__)
@@ -219,9 +221,8 @@ def test_a_dead_leader_takes_its_group_along(tmp_path: Path, watch: Any) -> None
 OWNER = """
     import sys, threading
     from pathlib import Path
-    sys.path.insert(0, sys.argv[1])
-    from test_process import Watched, make_profile, make_settings
-    watched = Watched(make_profile(), make_settings(Path(sys.argv[2])))
+    from tests.integration.engine.test_process import Watched, make_profile, make_settings
+    watched = Watched(make_profile(), make_settings(Path(sys.argv[1])))
     watched.supervisor.start()
     print(watched.pid(), flush=True)
     threading.Event().wait()
@@ -230,9 +231,10 @@ OWNER = """
 
 def test_the_engine_dies_with_its_owner(tmp_path: Path) -> None:
     owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(OWNER), str(FAKE.parent), str(tmp_path)],
+        [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
+        cwd=ROOT,
     )
     assert owner.stdout is not None
     with owner:
@@ -279,12 +281,12 @@ def test_an_occupied_port_is_passed_over() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        free = processes.pick_port()
-        assert processes.pick_port([port, free]) == free
-        with pytest.raises(EngineError, match="no free TCP port"):
-            processes.pick_port([port])
-    with pytest.raises(EngineError, match="no free TCP port"):
-        processes.pick_port([free], but=frozenset({free}))
+        free = free_port(host=EVERYWHERE)
+        assert free_port(host=EVERYWHERE, candidates=[port, free]) == free
+        with pytest.raises(NoFreePortError, match="no free TCP port"):
+            free_port(host=EVERYWHERE, candidates=[port])
+    with pytest.raises(NoFreePortError, match="no free TCP port"):
+        free_port(candidates=[free], but=frozenset({free}))
 
 
 def test_one_worker_a_gpu(tmp_path: Path, watch: Any) -> None:
