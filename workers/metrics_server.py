@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from dflashq.config import Settings
 from dflashq.core import metrics
 from dflashq.core.metrics import Gauge
-from dflashq.engine.http_probe import ask_text
+from dflashq.engine.http_probe import get_text
 from dflashq.operations.monitoring.prometheus import CONTENT_TYPE, Values, family
 from dflashq.system.threads import SupervisedThread, report
 
@@ -60,10 +60,9 @@ class WorkerCollector(Collector):
         url = self._runtime.engine_url
         if not url:
             return ""
-        key = self._runtime.settings.engine_api_key
-        external = self._runtime.profile.launch.kind == "external"
+        key = self._runtime.profile.api_key(self._runtime.settings)
         try:
-            return ask_text(f"{url}/metrics", key if external else None)
+            return get_text(f"{url}/metrics", key)
         except requests.RequestException as exc:
             log.debug("the engine's metrics are missing from this scrape: %s", exc)
             return ""

@@ -56,7 +56,7 @@ class WorkerRuntime:
                 EventLoopThread(),
                 KeepWriter(self._ledger),
             ),
-            settings.engine_api_key,
+            profile.api_key(settings),
         )
         self.session.proven = self.heartbeat.proven
         self.generator = Generator(

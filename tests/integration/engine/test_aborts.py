@@ -11,9 +11,9 @@ import pytest
 from dflashq.core.errors import EngineDownError, EngineRequestError
 from dflashq.core.model import Sampling
 from dflashq.engine.chat_renderer import ChatRenderer
-from dflashq.engine.dialects.base import Conversation
 from dflashq.engine.dialects.openai import OpenAIClient
 from dflashq.engine.dialects.sglang import SGLangClient
+from dflashq.engine.request import Conversation
 from tests.support.engine_emulator import EmulatedEngine
 from tests.support.engine_emulator.profile import token_options
 from tests.support.wait import WAIT_S
@@ -96,7 +96,7 @@ def test_hanging_up_ends_what_is_under_way_and_nothing_else(engine: EmulatedEngi
                 for n in range(3)
             ]
             await running(client, 3)
-            await client.hang_up()
+            await client.drop_requests()
             for one in asked:
                 with pytest.raises(EngineDownError) as caught:
                     await asyncio.wait_for(one, WAIT_S)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dflashq.cli.root import root
 from dflashq.config import Settings
-from dflashq.engine.benchmark import Level, pick
+from dflashq.engine.benchmark import Level, best_level
 from tests.support.engine_emulator import EmulatedEngine, emulated_profile, is_emulator
 from tests.support.engine_emulator.profile import token_options
 from tests.support.env import variables
@@ -24,7 +24,7 @@ def level(concurrency: int, tokens_per_s: float) -> Level:
 
 def test_the_least_concurrency_that_is_nearly_the_fastest() -> None:
     levels = [level(8, 800), level(16, 985), level(32, 1000), level(64, 990)]
-    assert pick(levels).concurrency == 16
+    assert best_level(levels).concurrency == 16
 
 
 @pytest.fixture

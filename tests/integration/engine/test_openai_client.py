@@ -20,18 +20,18 @@ from dflashq.core.errors import (
     EngineStartError,
 )
 from dflashq.core.model import Generation, Sampling
-from dflashq.engine import readiness
 from dflashq.engine.chat_renderer import ChatRenderer
-from dflashq.engine.dialects.base import Conversation, open_client
-from dflashq.engine.dialects.openai import OpenAIClient, chat_body, read_chat
+from dflashq.engine.dialects import DIALECTS, openai
+from dflashq.engine.dialects.openai import OpenAIChat, OpenAIClient, chat_body, parse_chat_response
 from dflashq.engine.dialects.sglang import SGLangClient
 from dflashq.engine.profiles import Profile
-from dflashq.engine.readiness import Readiness, chat_report
+from dflashq.engine.readiness import Readiness
+from dflashq.engine.request import Conversation
 from dflashq.engine.startup_check import GOLDEN, StartupCheck
 from dflashq.engine.supervisor import EngineSupervisor
 from tests.support.engine_emulator import EmulatedEngine
 from tests.support.engine_emulator.profile import token_options
-from tests.support.supervised_engine import settings_in
+from tests.support.supervised_engine import settings_in, start
 from tests.support.wait import WAIT_S
 
 KEY = "key-that-nobody-may-see"
@@ -101,7 +101,9 @@ def test_another_rendering_is_refused(server: EmulatedEngine, tiny_model: Path) 
         asyncio.run(scene())
 
 
-def test_readiness_and_truth(server: EmulatedEngine, tiny_model: Path) -> None:
+def test_a_chat_server_becomes_ready_and_passes_the_check(
+    server: EmulatedEngine, tiny_model: Path
+) -> None:
     profile = profile_for(server.url, tiny_model)
     ready = Readiness(profile, server.url, SecretStr(KEY))
     assert ready.reached()
@@ -111,7 +113,7 @@ def test_readiness_and_truth(server: EmulatedEngine, tiny_model: Path) -> None:
     StartupCheck(profile, ChatRenderer(tiny_model), SecretStr(KEY)).check(
         server.url, ready.server_info
     )
-    client = open_client(profile, server.url, ready.server_info, SecretStr(KEY))
+    client = OpenAIChat().new_client(profile, server.url, ready.server_info, SecretStr(KEY))
     assert isinstance(client, OpenAIClient)
     assert client.model == "tiny"
 
@@ -148,7 +150,7 @@ def supervise(profile: Profile, tmp_path: Path, key: str | None) -> None:
         on_down=lambda _: None,
         on_failed=lambda _: None,
     )
-    supervisor.start()
+    start(supervisor)
     supervisor.stop()
 
 
@@ -163,18 +165,18 @@ def test_a_server_without_ids_is_refused_with_a_sentence(tmp_path: Path, tiny_mo
 def test_the_only_model_is_the_one(server: EmulatedEngine, tiny_model: Path) -> None:
     """Servers name their model as they like."""
     profile = profile_for(server.url, tiny_model, model={"id": "other", "path": str(tiny_model)})
-    assert chat_report(profile, server.url, SecretStr(KEY))["served_model_name"] == "tiny"
+    assert OpenAIChat().report(profile, server.url, SecretStr(KEY))["served_model_name"] == "tiny"
 
 
 def test_none_of_several_models_is_refused(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {"data": [{"id": "a"}, {"id": "b", "max_model_len": 7}]}
-    monkeypatch.setattr(readiness, "ask", lambda *_: rows)
+    monkeypatch.setattr(openai, "get_json", lambda *_: rows)
     with pytest.raises(EngineMismatchError, match="does not serve 'tiny' but a, b"):
-        chat_report(profile_for("http://far", tiny_model), "http://far", None)
+        OpenAIChat().report(profile_for("http://far", tiny_model), "http://far", None)
     chosen = profile_for("http://far", tiny_model, model={"id": "b"})
-    assert chat_report(chosen, "http://far", None)["max_model_len"] == 7
+    assert OpenAIChat().report(chosen, "http://far", None)["max_model_len"] == 7
 
 
 def test_an_external_profile_without_address_says_so(tmp_path: Path, tiny_model: Path) -> None:
@@ -237,7 +239,7 @@ def answer(**choice: Any) -> dict[str, Any]:
     ],
 )
 def test_how_an_answer_ended(choice: dict[str, Any], finish: str, matched: Any) -> None:
-    made = read_chat(answer(**choice), [1, 2], frozenset({2}))
+    made = parse_chat_response(answer(**choice), [1, 2], frozenset({2}))
     assert (made.finish_reason, made.matched) == (finish, matched)
 
 
@@ -256,12 +258,13 @@ def test_how_an_answer_ended(choice: dict[str, Any], finish: str, matched: Any) 
 )
 def test_what_is_not_a_sample(row: Any, sentence: str) -> None:
     with pytest.raises(EngineRequestError, match=sentence):
-        read_chat(row, [1, 2], frozenset({2}))
+        parse_chat_response(row, [1, 2], frozenset({2}))
 
 
 def test_the_native_dialect_is_the_default(tiny_model: Path) -> None:
     profile = Profile.model_validate({"name": "n", "model": {"id": "m"}})
-    assert isinstance(open_client(profile, "http://x", {}, None), SGLangClient)
+    client = DIALECTS[profile.launch.dialect].new_client(profile, "http://x", {}, None)
+    assert isinstance(client, SGLangClient)
 
 
 @pytest.mark.sglang

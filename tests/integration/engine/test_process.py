@@ -26,6 +26,8 @@ from dflashq.engine.profiles import Profile
 from dflashq.engine.supervisor import EngineSupervisor
 from dflashq.system import die_with_parent, processes
 from tests.support import fake_engine
+from tests.support.paths import ROOT
+from tests.support.supervised_engine import start
 from tests.support.wait import WAIT_S, wait_until
 
 FAKE = Path(fake_engine.__file__)
@@ -91,7 +93,7 @@ def watch() -> Iterator[Callable[[Profile, Settings], Watched]]:
 
 def test_start_ready_stop(tmp_path: Path, watch: Any) -> None:
     watched = watch(make_profile(expect=dict(INFO)), make_settings(tmp_path))
-    watched.supervisor.start()
+    start(watched.supervisor)
     assert watched.supervisor.state == "ready"
     url, info = watched.ready[0]
     assert url == watched.supervisor.base_url
@@ -104,12 +106,12 @@ def test_start_ready_stop(tmp_path: Path, watch: Any) -> None:
 
 def test_a_killed_engine_comes_back_on_another_port(tmp_path: Path, watch: Any) -> None:
     watched = watch(make_profile(), make_settings(tmp_path))
-    watched.supervisor.start()
+    start(watched.supervisor)
     os.kill(watched.pid(), signal.SIGKILL)
     wait_until(lambda: len(watched.ready) == 2)
     (first, _), (second, _) = watched.ready
     assert first != second
-    assert watched.supervisor.generation == 2
+    assert watched.supervisor.starts == 2
     assert len(watched.down) == 1
     assert "SIGKILL" in watched.down[0]
     assert requests.get(f"{second}/server_info", timeout=WAIT_S).status_code == 200
@@ -117,7 +119,7 @@ def test_a_killed_engine_comes_back_on_another_port(tmp_path: Path, watch: Any) 
 
 def test_restart_on_order(tmp_path: Path, watch: Any) -> None:
     watched = watch(make_profile(), make_settings(tmp_path))
-    watched.supervisor.start()
+    start(watched.supervisor)
     old = watched.pid()
     watched.supervisor.restart("no token for 300 s")
     wait_until(lambda: len(watched.ready) == 2)
@@ -127,7 +129,7 @@ def test_restart_on_order(tmp_path: Path, watch: Any) -> None:
 
 def test_spent_budget_gives_up(tmp_path: Path, watch: Any) -> None:
     watched = watch(make_profile(), make_settings(tmp_path, engine_restarts=1))
-    watched.supervisor.start()
+    start(watched.supervisor)
     os.kill(watched.pid(), signal.SIGKILL)
     wait_until(lambda: len(watched.ready) == 2)
     os.kill(watched.pid(), signal.SIGKILL)
@@ -138,10 +140,10 @@ def test_spent_budget_gives_up(tmp_path: Path, watch: Any) -> None:
     assert len(watched.ready) == 2
 
 
-def test_forgiven_deaths_spend_nothing(tmp_path: Path, watch: Any) -> None:
+def test_refunded_deaths_cost_nothing(tmp_path: Path, watch: Any) -> None:
     watched = watch(make_profile(), make_settings(tmp_path, engine_restarts=0))
-    watched.supervisor._on_down = lambda _: watched.supervisor.forgive()
-    watched.supervisor.start()
+    watched.supervisor._on_down = lambda _: watched.supervisor.refund_deaths(1)
+    start(watched.supervisor)
     for starts in (2, 3):
         os.kill(watched.pid(), signal.SIGKILL)
         wait_until(lambda starts=starts: len(watched.ready) == starts)
@@ -156,7 +158,7 @@ def test_wrong_engine_is_refused(tmp_path: Path, watch: Any) -> None:
     }
     watched = watch(make_profile(expect=expect), make_settings(tmp_path))
     with pytest.raises(EngineMismatchError) as caught:
-        watched.supervisor.start()
+        start(watched.supervisor)
     text = str(caught.value)
     assert "speculative_algorithm: wanted 'NEXTN', found 'EAGLE'" in text
     assert "add --speculative-algorithm NEXTN" in text
@@ -170,7 +172,7 @@ def test_a_start_that_dies_shows_its_log(tmp_path: Path, watch: Any) -> None:
     profile = make_profile("--crash", "CUDA error: no kernel image")
     watched = watch(profile, make_settings(tmp_path))
     with pytest.raises(EngineStartError, match="CUDA error: no kernel image") as caught:
-        watched.supervisor.start()
+        start(watched.supervisor)
     assert "exited with 1" in str(caught.value)
     assert len(watched.failed) == 1
 
@@ -179,13 +181,13 @@ def test_a_lost_port_is_tried_again(tmp_path: Path, watch: Any) -> None:
     profile = make_profile("--crash", "OSError: [Errno 98] Address already in use")
     watched = watch(profile, make_settings(tmp_path, engine_restarts=1))
     with pytest.raises(EngineError, match="died 2 times"):
-        watched.supervisor.start()
+        start(watched.supervisor)
 
 
 def test_a_late_start_is_an_error(tmp_path: Path, watch: Any) -> None:
     watched = watch(make_profile("--deaf", start_timeout_s=5), make_settings(tmp_path))
     with pytest.raises(EngineStartError, match="it listens, but generates nothing"):
-        watched.supervisor.start()
+        start(watched.supervisor)
 
 
 def test_stop_does_not_wait_for_the_start(tmp_path: Path, watch: Any) -> None:
@@ -199,7 +201,7 @@ def test_stop_does_not_wait_for_the_start(tmp_path: Path, watch: Any) -> None:
 
 def test_the_whole_group_ends(tmp_path: Path, watch: Any) -> None:
     watched = watch(make_profile("--child", "--stubborn"), make_settings(tmp_path))
-    watched.supervisor.start()
+    start(watched.supervisor)
     info = watched.ready[0][1]
     assert alive(info["child"])
     watched.supervisor.stop(0.3)
@@ -209,7 +211,7 @@ def test_the_whole_group_ends(tmp_path: Path, watch: Any) -> None:
 
 def test_a_dead_leader_takes_its_group_along(tmp_path: Path, watch: Any) -> None:
     watched = watch(make_profile("--child"), make_settings(tmp_path))
-    watched.supervisor.start()
+    start(watched.supervisor)
     child = watched.ready[0][1]["child"]
     os.kill(watched.pid(), signal.SIGKILL)
     wait_until(lambda: len(watched.ready) == 2)
@@ -220,9 +222,9 @@ OWNER = """
     import sys, threading
     from pathlib import Path
     sys.path.insert(0, sys.argv[1])
-    from test_process import Watched, make_profile, make_settings
+    from tests.integration.engine.test_process import Watched, make_profile, make_settings, start
     watched = Watched(make_profile(), make_settings(Path(sys.argv[2])))
-    watched.supervisor.start()
+    start(watched.supervisor)
     print(watched.pid(), flush=True)
     threading.Event().wait()
 """
@@ -230,7 +232,7 @@ OWNER = """
 
 def test_the_engine_dies_with_its_owner(tmp_path: Path) -> None:
     owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(OWNER), str(FAKE.parent), str(tmp_path)],
+        [sys.executable, "-c", textwrap.dedent(OWNER), str(ROOT), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -267,7 +269,7 @@ def test_our_secrets_stay_ours(tmp_path: Path, watch: Any, monkeypatch: pytest.M
     monkeypatch.setenv("DFLASHQ_REDIS_PASSWORD", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     watched = watch(make_profile(env={"OMP_NUM_THREADS": "1"}), make_settings(tmp_path, gpu="3"))
-    watched.supervisor.start()
+    start(watched.supervisor)
     env = watched.ready[0][1]["env"]
     assert "secret" not in env.values()
     assert env["CUDA_VISIBLE_DEVICES"] == "3"
@@ -290,7 +292,7 @@ def test_an_occupied_port_is_passed_over() -> None:
 def test_one_worker_a_gpu(tmp_path: Path, watch: Any) -> None:
     settings = make_settings(tmp_path, gpu="0")
     first = watch(make_profile(), settings)
-    first.supervisor.start()
+    start(first.supervisor)
     second = watch(make_profile(), settings)
     with pytest.raises(EngineError, match=f"GPU 0 already has a worker .process {os.getpid()}"):
         second.supervisor.launch()
@@ -333,7 +335,7 @@ def test_index_and_uuid_are_one_gpu(tmp_path: Path) -> None:
 
 def test_a_restart_waits_for_the_memory(tmp_path: Path, watch: Any, fake_gpu: Path) -> None:
     watched = watch(make_profile(), make_settings(tmp_path, gpu="0"))
-    watched.supervisor.start()
+    start(watched.supervisor)
     fake_gpu.write_text("90000")
     os.kill(watched.pid(), signal.SIGKILL)
     wait_until(lambda: bool(watched.down))
@@ -356,7 +358,7 @@ def test_old_logs_are_removed(tmp_path: Path) -> None:
     for number in itertools.islice(itertools.count(), 30):
         engine = EngineProcess(make_profile("--crash", "x"), settings, number=number)
         engine.start()
-        engine.obituary()
+        engine.describe_exit()
     assert len(list((settings.state_dir / "logs").glob("engine-fake-cpu-*.log"))) == 20
 
 
@@ -372,7 +374,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path, watch: Any, missing: str
     )
     expected = "DFLASHQ_ENGINE_PYTHON" if missing == "python" else "DFLASHQ_MODEL_PATH"
     with pytest.raises(ConfigError, match=expected):
-        watch(profile, make_settings(tmp_path)).supervisor.start()
+        start(watch(profile, make_settings(tmp_path)).supervisor)
 
 
 def test_an_external_engine_is_watched_not_owned(tmp_path: Path, watch: Any) -> None:
@@ -385,12 +387,12 @@ def test_an_external_engine_is_watched_not_owned(tmp_path: Path, watch: Any) -> 
             }
         )
         watched = watch(profile, make_settings(tmp_path))
-        watched.supervisor.start()
+        start(watched.supervisor)
         assert watched.ready[0][0] == engine.base_url
         watched.supervisor.stop()
         assert engine.is_up()
         again = watch(profile, make_settings(tmp_path))
-        again.supervisor.start()
+        start(again.supervisor)
         engine.stop(0)
         wait_until(lambda: bool(again.down), 30)
         assert "does not answer" in again.down[0]

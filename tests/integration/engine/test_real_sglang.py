@@ -11,8 +11,10 @@ import pytest
 from dflashq.core.errors import EngineRefusedError, EngineRequestError
 from dflashq.core.model import Sampling
 from dflashq.engine.chat_renderer import ChatRenderer
-from dflashq.engine.dialects.sglang import SGLangClient
+from dflashq.engine.dialects.sglang import SGLang, SGLangClient
 from dflashq.engine.profile_match import effective_running_limit, lookup
+from dflashq.engine.request import Conversation
+from tests.support.sglang import renderer_of, report_of
 
 pytestmark = pytest.mark.sglang
 
@@ -45,8 +47,7 @@ def play(url: str, scene: Callable[[SGLangClient, ChatRenderer], Awaitable[Any]]
 
     async def run() -> Any:
         async with SGLangClient(url) as client:
-            info = await client.server_info()
-            return await scene(client, ChatRenderer(info["model_path"]))
+            return await scene(client, renderer_of(url))
 
     return asyncio.run(run())
 
@@ -55,24 +56,18 @@ def play(url: str, scene: Callable[[SGLangClient, ChatRenderer], Awaitable[Any]]
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_we_render_as_the_server_does(sglang_server: str, name: str, thinking: bool) -> None:
     messages = CONVERSATIONS[name]
-
-    async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
-        ours = renderer.render(messages, None, thinking=thinking)
-        assert ours == await client.tokenize(messages, None, thinking)
-
-    play(sglang_server, scene)
+    ours = renderer_of(sglang_server).render(messages, None, thinking=thinking)
+    conversation = Conversation(messages, None, thinking)
+    assert ours == SGLang().render(sglang_server, "", conversation, None) != []
 
 
 def test_tools_are_rendered_as_the_server_does(sglang_server: str) -> None:
     # Its own rendering shows every tool with one more field, which nobody sent. What we send is
     # ids, so ours stays as the template's author meant it.
     shown = [{**TOOL, "defer_loading": None}]
-
-    async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
-        ours = renderer.render([USER], shown, thinking=True)
-        assert ours == await client.tokenize([USER], [TOOL], True)
-
-    play(sglang_server, scene)
+    ours = renderer_of(sglang_server).render([USER], shown, thinking=True)
+    conversation = Conversation([USER], [TOOL], True)
+    assert ours == SGLang().render(sglang_server, "", conversation, None) != []
 
 
 def test_answers_come_as_exact_ids(sglang_server: str) -> None:
@@ -113,8 +108,7 @@ def test_it_thinks_before_it_answers(sglang_server: str) -> None:
 
 def test_too_long_is_refused(sglang_server: str) -> None:
     async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
-        info = await client.server_info()
-        limit = info["max_req_input_len"] + 100
+        limit = report_of(sglang_server)["max_req_input_len"] + 100
         prompt = renderer.render([USER], None, thinking=True)
         with pytest.raises(EngineRefusedError, match="context length"):
             await client.generate([prompt[0]] * limit, SAMPLING, "dfq-test-long", {2})
@@ -142,8 +136,7 @@ def test_an_abort_is_no_sample(sglang_server: str) -> None:
 
 def test_what_the_server_tells(sglang_server: str) -> None:
     async def scene(client: SGLangClient, _: ChatRenderer) -> None:
-        info, metrics = await client.server_info(), await client.metrics()
-        assert await client.health()
+        info, metrics = report_of(sglang_server), await client.metrics()
         assert effective_running_limit(info) == lookup(
             info, "internal_states.0.effective_max_running_requests_per_dp"
         )

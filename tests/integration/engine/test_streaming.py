@@ -16,10 +16,10 @@ from dflashq.core.errors import (
     EngineRequestError,
 )
 from dflashq.core.model import Generation, Sampling
-from dflashq.engine.chat_renderer import ChatRenderer
 from dflashq.engine.dialects.sglang import SGLangClient
 from dflashq.engine.request import TokenObserver
 from tests.support.engine_emulator import EmulatedEngine
+from tests.support.sglang import renderer_of
 from tests.support.wait import WAIT_S
 
 LONG = Sampling(max_new_tokens=4000)
@@ -201,8 +201,7 @@ def test_a_stream_that_is_no_sample(
 def test_a_real_sglang_streams_exact_ids(sglang_server: str) -> None:
     async def scene() -> None:
         async with SGLangClient(sglang_server, stream_every=50) as client:
-            info = await client.server_info()
-            renderer = ChatRenderer(info["model_path"])
+            renderer = renderer_of(sglang_server)
             talk = [{"role": "user", "content": "What is 12 + 30?"}]
             ids = renderer.render(talk, None, thinking=True)
             greedy = Sampling(temperature=0.0, max_new_tokens=300)

@@ -47,7 +47,7 @@ def fake_runtime(**gate: Any) -> WorkerRuntime:
         SimpleNamespace(
             name="gpu1@host",
             settings=SimpleNamespace(gpu="1", engine_api_key=None),
-            profile=SimpleNamespace(launch=SimpleNamespace(kind="sglang")),
+            profile=SimpleNamespace(api_key=lambda settings: settings.engine_api_key),
             session=SimpleNamespace(
                 gate=SimpleNamespace(**shown),
                 keeping=SimpleNamespace(full=False),

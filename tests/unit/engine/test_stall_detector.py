@@ -87,4 +87,4 @@ def test_an_engine_without_counters_is_not_judged() -> None:
     watch = StallDetector(STALL_S)
     for now in (0.0, 1000.0, 2000.0):
         assert watch.stalled(now, None, 5) is None
-    assert not watch.judging
+    assert not watch.has_counters
