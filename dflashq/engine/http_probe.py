@@ -22,13 +22,13 @@ def post_json(
     url: str,
     body: dict[str, Any],
     key: SecretStr | None = None,
-    timeout_s: tuple[float, float] = ANSWER_S,
+    timeout_s: tuple[float, float] | None = None,
 ) -> Any:
     """The JSON answer to a POST of `body`. Blocks; requests.RequestException without one.
 
-    `timeout_s`: seconds to connect, and between two received bytes.
+    `timeout_s`: seconds to connect, and between two received bytes; by default `ANSWER_S`.
     """
-    return _request("POST", url, key, timeout_s, body).json()
+    return _request("POST", url, key, timeout_s or ANSWER_S, body).json()
 
 
 def get_text(url: str, key: SecretStr | None = None) -> str:

@@ -172,7 +172,7 @@ class Profile(_Table):
         """The command line that starts the server. ConfigError for an external engine."""
         if self.launch.kind == "external":
             raise ConfigError(
-                f"profile {self.name!r} is for an external server, which dflashq does not start."
+                f"profile {self.name!r} is external: its server is not ours to start."
             )
         if self.launch.kind == "command":
             values = {"python": python, "port": port, "nccl_port": nccl_port}

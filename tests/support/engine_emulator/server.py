@@ -87,7 +87,14 @@ class Emulated:
     def app(self) -> web.Application:
         options = self.options
         guards = [keyed(options.api_key)] if options.api_key else []
-        app = web.Application(client_max_size=MAX_BODY, middlewares=guards)
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.count_request, *guards])
+        app.add_routes(
+            [
+                web.get("/stats", self.show_stats),
+                web.post("/faults", self.post_faults),
+                web.delete("/faults", self.clear_faults),
+            ]
+        )
         if options.chat and self.template is not None:
             chat = Chat(
                 options.chat, options.model, options.context_length, self.template, self.answer
@@ -107,12 +114,18 @@ class Emulated:
                 web.get("/metrics", self.metrics),
                 web.post("/abort_request", self.abort_request),
                 web.post("/v1/tokenize", self.tokenize),
-                web.get("/stats", self.show_stats),
-                web.post("/faults", self.post_faults),
-                web.delete("/faults", self.clear_faults),
             ]
         )
         return app
+
+    @web.middleware
+    async def count_request(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Count requests, and those that carry a key, by path: a server without a key does too."""
+        self.stats.requests[request.path] += 1
+        if "Authorization" in request.headers:
+            self.stats.keyed[request.path] += 1
+        response: web.StreamResponse = await handler(request)
+        return response
 
     def set_faults(self, changes: dict[str, object]) -> None:
         self.faults = self.faults.changed(changes)
@@ -368,6 +381,7 @@ class Emulated:
             "saturated_seconds": batch.saturated_seconds,
             "busy_fraction": batch.slot_seconds / (batch.slots * window) if window else 0.0,
         }
+        body |= {"requests": dict(stats.requests), "keyed": dict(stats.keyed)}
         if request.query.get("prompts") != "0":
             body["prompts"] = stats.prompts()
         return web.json_response(body)

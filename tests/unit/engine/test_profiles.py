@@ -220,7 +220,7 @@ def test_command_placeholders(tmp_path: Path, own: Settings) -> None:
 
 def test_an_external_engine_has_no_command_line(tmp_path: Path, own: Settings) -> None:
     text = '[model]\nid = "m"\n[launch]\nkind = "external"\nurl = "http://h:1"\n'
-    with pytest.raises(ConfigError, match="external server, which dflashq does not start"):
+    with pytest.raises(ConfigError, match="not ours to start"):
         load_profile(write(tmp_path, text), own).argv(1, 2, "/m", "py")
 
 
