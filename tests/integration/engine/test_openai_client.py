@@ -276,7 +276,8 @@ def test_against_a_real_sglang(sglang_server: str, tiny_model: Path) -> None:
     assert ready.reached()
     assert ready.server_info["version"].startswith("0.5")
     renderer = ChatRenderer(tiny_model)
-    StartupCheck(profile, renderer, None).check(sglang_server, ready.server_info)
+    check = StartupCheck(profile, renderer, None)
+    assert check.check(sglang_server, ready.server_info) == 2 * len(GOLDEN)
 
     async def scene() -> list[Generation]:
         async with OpenAIClient(sglang_server, "tiny-thinking") as client:
@@ -302,4 +303,5 @@ def test_against_a_real_sglang(sglang_server: str, tiny_model: Path) -> None:
 def test_a_real_sglang_passes_the_native_check(sglang_server: str, tiny_model: Path) -> None:
     model = {"id": "tiny-thinking", "path": str(tiny_model)}
     profile = Profile.model_validate({"name": "tiny", "model": model})
-    StartupCheck(profile, ChatRenderer(tiny_model), None).check(sglang_server, {})
+    check = StartupCheck(profile, ChatRenderer(tiny_model), None)
+    assert check.check(sglang_server, {}) == 2 * len(GOLDEN)

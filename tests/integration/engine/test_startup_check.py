@@ -42,7 +42,7 @@ def test_an_engine_that_renders_as_we_do_passes(
     engine: EmulatedEngine, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "dflashq.engine.startup_check")
-    startup_check(tiny_model).check(engine.url, {})
+    assert startup_check(tiny_model).check(engine.url, {}) == 2 * len(GOLDEN)
     assert f"{2 * len(GOLDEN)} golden renderings agree" in caplog.text
 
 
@@ -113,8 +113,25 @@ def test_a_server_that_tells_nothing_is_not_compared(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with EmulatedEngine(**token_options(tiny_model)) as engine:
-        startup_check(tiny_model).check(engine.url, {})
+        assert startup_check(tiny_model).check(engine.url, {}) == 0
     assert "does not tell how it renders" in caplog.text
+
+
+def test_a_server_that_renders_to_nothing_is_refused(
+    engine: EmulatedEngine, tiny_model: Path
+) -> None:
+    engine.set_faults(rendering="empty")
+    with pytest.raises(EngineMismatchError, match="'one turn' differs at position 0") as caught:
+        startup_check(tiny_model).check(engine.url, {})
+    assert "the engine's: the end after ''" in str(caught.value)
+
+
+def test_a_server_that_refuses_every_rendering_is_refused(
+    engine: EmulatedEngine, tiny_model: Path
+) -> None:
+    engine.set_faults(rendering="refused")
+    with pytest.raises(EngineMismatchError, match="refuses to render any of 12 golden"):
+        startup_check(tiny_model).check(engine.url, {})
 
 
 @pytest.mark.parametrize(

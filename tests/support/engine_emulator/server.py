@@ -352,10 +352,12 @@ class Emulated:
     async def tokenize(self, request: web.Request) -> web.Response:
         if self.options.tokenizer is None:  # as on a server that has no such route
             return web.Response(status=404)
+        if self.faults.rendering == "refused":
+            return refusal("the emulated engine renders no conversation")
         body = await request.json()
         assert self.template is not None
         try:
-            ids = self.template.tokens(body)
+            ids = [] if self.faults.rendering == "empty" else self.template.tokens(body)
         except jinja2.TemplateError as exc:
             return refusal(str(exc))
         limit = self.options.context_length
