@@ -46,6 +46,12 @@ def _request(
     headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
     with requests.Session() as session:
         session.trust_env = False  # the engine is reached directly, never through a proxy
-        response = session.request(method, url, json=body, headers=headers, timeout=timeout_s)
-        response.raise_for_status()
-        return response
+        response = session.request(
+            method, url, json=body, headers=headers, timeout=timeout_s, allow_redirects=False
+        )
+    # A redirect is an error, as it is for the clients that send the prompts: following it would
+    # call a server ready whose every generation then fails.
+    if response.is_redirect:
+        raise requests.HTTPError(f"{url} redirects to another address", response=response)
+    response.raise_for_status()
+    return response

@@ -81,10 +81,10 @@ class EngineHttpSession:
     async def drop_requests(self) -> None:
         """Close the connection of every request in flight; each raises EngineDownError.
 
-        Later requests use a new session. Safe to repeat.
+        Later requests use a new session. Safe to repeat; a closed client stays closed.
         """
-        dropped, self._session = self._session, self._new_session()
-        if dropped is not None:
+        if self._session is not None:
+            dropped, self._session = self._session, self._new_session()
             await dropped.close()
 
     def run_in_background(self, call: Coroutine[Any, Any, object], what: str) -> None:
@@ -253,7 +253,7 @@ def number(value: Any) -> float | None:
 
 
 def malformed(why: str) -> EngineRequestError:
-    """The error for an answer that has not the documented form; `why` is a clause."""
+    """The error for an answer that does not have the documented form; `why` is a clause."""
     return EngineRequestError(f"the engine's answer is malformed: {why}. It was dropped.")
 
 

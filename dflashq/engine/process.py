@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.3
 _LOGS_KEPT = 20
 _TAIL_BYTES = 4000
-_MISSES, _MISS_S = 3, 2.0  # so many failed requests in a row, so far apart, mean: it is gone
+_MISSES, _MISS_S = 3, 2.0  # an external server is gone after 3 failed requests, 2 s apart
 
 
 class Engine(Protocol):

@@ -44,10 +44,17 @@ class Readiness:
             )
         except requests.RequestException as exc:
             log.debug("engine at %s: %s (%s)", self._base_url, self.missing, exc)
-            if exc.response is not None and exc.response.status_code in (401, 403):
-                self.missing = "it asks for a key: set DFLASHQ_ENGINE_API_KEY"
+            if exc.response is not None:
+                self._explain(exc.response)
             return False
         except EngineRequestError as exc:  # malformed: some servers answer before they are ready
             log.debug("engine at %s: %s (%s)", self._base_url, self.missing, exc)
             return False
         return True
+
+    def _explain(self, response: requests.Response) -> None:
+        if response.status_code in (401, 403):
+            self.missing = "it asks for a key: set DFLASHQ_ENGINE_API_KEY"
+        if response.is_redirect:
+            address = response.headers["Location"]
+            self.missing = f"it redirects to {address}: set DFLASHQ_ENGINE_URL to that server"

@@ -52,11 +52,11 @@ class OpenAIChat:
     def report(self, profile: Profile, base_url: str, key: SecretStr | None) -> dict[str, Any]:
         """The model's entry of `/v1/models`; also `/version` and `/server_info`, where they exist.
 
-        A server of one model may call it as it likes. EngineMismatchError when there are several
-        and none has the name of the profile's, or when there is none.
+        The only model of a server may have any name. EngineMismatchError when it lists none, or
+        several and none has the id of the profile's model.
         """
         listed = json_object(get_json(f"{base_url}/v1/models", key), "/v1/models").get("data")
-        models = {str(row.get("id")): row for row in listed or []}
+        models = {str(row.get("id")): row for row in listed or [] if isinstance(row, dict)}
         name = profile.model.id
         if name not in models:
             if len(models) != 1:
@@ -87,9 +87,9 @@ class OpenAIChat:
     ) -> None:
         """Generate one token of a chat answer.
 
-        EngineMismatchError when it comes without token ids: such a server is of no use.
+        EngineMismatchError when the answer has no token ids: such a server cannot be used.
         """
-        del attempt  # no chat server refuses this conversation
+        del attempt  # this conversation is one that every chat server takes
         conversation = Conversation(_PROBE_MESSAGES, None, profile.model.thinking)
         model = str(server_info["served_model_name"])
         body = chat_body(model, conversation, _ONE_TOKEN, "probe", ())
@@ -125,7 +125,7 @@ class OpenAIChat:
         end_ids: frozenset[int],
         key: SecretStr | None,
     ) -> Generation:
-        """One short chat answer; its prompt ids are the server's own."""
+        """One short chat answer; the prompt ids of the result are those of the server."""
         body = chat_body(model, conversation, sampling, startup_request_id(), end_ids)
         answer = post_json(base_url + _PATH, body, key, GENERATE_S)
         return parse_chat_response(answer, prompt_ids_of(answer) or prompt_ids, end_ids)

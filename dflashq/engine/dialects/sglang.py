@@ -51,7 +51,7 @@ class SGLang:
         key: SecretStr | None,
         attempt: int,
     ) -> None:
-        """Generate one token from two ids; others each time, since one prompt may be refused."""
+        """Generate one token from two ids; other ids each time, as a prompt may be refused."""
         del profile, server_info
         sampling = {"max_new_tokens": 1, "temperature": 0.0}
         body = {"input_ids": [1, 1 + attempt % 100], "sampling_params": sampling}
@@ -61,7 +61,7 @@ class SGLang:
         self, base_url: str, model: str, conversation: Conversation, key: SecretStr | None
     ) -> list[int]:
         """The ids that `/v1/tokenize` returns for a conversation."""
-        del model  # the server has one
+        del model  # the server has only one
         body: dict[str, Any] = {
             "messages": conversation.messages,
             "chat_template_kwargs": {"enable_thinking": conversation.thinking},
@@ -80,7 +80,7 @@ class SGLang:
         end_ids: frozenset[int],
         key: SecretStr | None,
     ) -> Generation:
-        """One short generation from `prompt_ids`; the ids say all."""
+        """One short generation from `prompt_ids`; `conversation` is not used."""
         del model, conversation
         body = generate_body(prompt_ids, sampling, startup_request_id(), end_ids)
         answer = post_json(f"{base_url}/generate", body, key, GENERATE_S)
@@ -114,7 +114,7 @@ class SGLangClient(EngineHttpSession):
         `watch` is called for generations that may be longer than two pieces of `stream_every`.
         A cancelled task aborts its request: SGLang notices a closed connection only seconds later.
         """
-        del conversation  # the ids say all
+        del conversation  # the server gets its ids
         body = generate_body(prompt_ids, sampling, rid, end_ids)
         # A short answer ends before its observer could see a second piece.
         every = self._stream_every if sampling.max_new_tokens > 2 * self._stream_every else 0
@@ -138,10 +138,8 @@ class SGLangClient(EngineHttpSession):
         async with contextlib.aclosing(self.events("/generate", streamed)) as pieces:
             async for piece in pieces:
                 ids += token_ids(piece.get("output_ids"), "output_ids")
-                if (
-                    json_object(piece.get("meta_info"), "meta_info").get("finish_reason")
-                    is not None
-                ):
+                meta = json_object(piece.get("meta_info"), "meta_info")
+                if meta.get("finish_reason") is not None:
                     return {**piece, "output_ids": ids}
                 try:
                     watch(ids)

@@ -211,6 +211,18 @@ def test_a_closed_client_says_so() -> None:
         asyncio.run(SGLangClient("http://127.0.0.1:1").metrics())
 
 
+def test_dropping_the_requests_of_a_closed_client_does_not_open_it() -> None:
+    async def scene() -> None:
+        client = SGLangClient("http://127.0.0.1:1")
+        await client.open()
+        await client.close()
+        await client.drop_requests()
+        await client.metrics()
+
+    with pytest.raises(EngineError, match="not open"):
+        asyncio.run(scene())
+
+
 def test_metrics_are_summed_by_name_and_mode() -> None:
     text = (
         "# TYPE sglang:realtime_tokens_total counter\n"
