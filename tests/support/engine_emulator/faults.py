@@ -1,4 +1,4 @@
-"""The ways in which the emulated engine fails, each dialled by a fraction or a switch."""
+"""The ways in which the emulated engine fails, each set by a fraction or a switch."""
 
 from __future__ import annotations
 

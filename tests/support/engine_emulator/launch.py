@@ -23,7 +23,7 @@ MODULE = __name__.rpartition(".")[0]
 
 
 def is_emulator(process: psutil.Process) -> bool:
-    """Whether this process is an engine emulator; psutil's errors for one that is gone."""
+    """Whether this process is an engine emulator; psutil's errors when it has ended."""
     return MODULE in process.cmdline()
 
 
