@@ -52,7 +52,8 @@ class EngineSupervisor:
     - `in_flight()` returns how many requests this worker has in the engine. While there are some
       and no token moves for the profile's `stall_s`, the engine counts as dead.
 
-    Properties may be read from any thread. `starts` counts the starts that became ready.
+    `state`, `error` (why it gave up) and `starts` (how often an engine became ready) may be read
+    from any thread.
     """
 
     def __init__(
@@ -81,13 +82,7 @@ class EngineSupervisor:
         self._engine: Engine | None = None
         self.state = STARTING
         self.error: DflashqError | None = None
-        self.server_info: dict[str, Any] = {}
         self.starts = 0
-
-    @property
-    def base_url(self) -> str:
-        """The address of the current engine; empty before the first start."""
-        return self._engine.base_url if self._engine is not None else ""
 
     def launch(self) -> None:
         """Start without waiting for the engine; call it once.
@@ -187,7 +182,6 @@ class EngineSupervisor:
             if self.starts == 0:
                 raise
             return str(exc)
-        self.server_info = report
         self.starts += 1
         self.state = READY
         log.info("engine %s ready at %s", self._profile.name, engine.base_url)

@@ -74,19 +74,19 @@ def test_answers_come_as_exact_ids(sglang_server: str) -> None:
     async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
         markers = renderer.markers()
         prompt = renderer.render([USER], None, thinking=True)
-        asked = (
+        requests = (
             client.generate(prompt, SAMPLING, f"dfq-test-{n:04}", markers.end_ids) for n in range(8)
         )
-        for made in await asyncio.gather(*asked):
-            assert made.prompt_ids == prompt
-            assert all(0 <= token < markers.vocab_size for token in made.output_ids)
-            assert made.latency_s
-            if made.finish_reason == "stop":
-                assert made.matched == made.output_ids[-1]
-                assert made.matched in markers.end_ids
-                assert not markers.end_ids & set(made.output_ids[:-1])
+        for generation in await asyncio.gather(*requests):
+            assert generation.prompt_ids == prompt
+            assert all(0 <= token < markers.vocab_size for token in generation.output_ids)
+            assert generation.latency_s
+            if generation.finish_reason == "stop":
+                assert generation.matched == generation.output_ids[-1]
+                assert generation.matched in markers.end_ids
+                assert not markers.end_ids & set(generation.output_ids[:-1])
             else:
-                assert len(made.output_ids) == SAMPLING.max_new_tokens
+                assert len(generation.output_ids) == SAMPLING.max_new_tokens
 
     play(sglang_server, scene)
 
@@ -96,10 +96,10 @@ def test_it_thinks_before_it_answers(sglang_server: str) -> None:
         ends = renderer.markers().end_ids
         prompt = renderer.render([USER], None, thinking=True)
         sampling = SAMPLING.model_copy(update={"max_new_tokens": 400})
-        asked = (client.generate(prompt, sampling, f"dfq-think-{n}", ends) for n in range(8))
-        made = await asyncio.gather(*asked)
-        ended = [m for m in made if m.finish_reason == "stop"]
-        return [renderer.decode(m.output_ids[:-1]).split("</think>") for m in ended]
+        requests = (client.generate(prompt, sampling, f"dfq-think-{n}", ends) for n in range(8))
+        generations = await asyncio.gather(*requests)
+        ended = [g for g in generations if g.finish_reason == "stop"]
+        return [renderer.decode(g.output_ids[:-1]).split("</think>") for g in ended]
 
     # The model is tiny: most of its answers are in order, not all.
     answers = play(sglang_server, scene)
@@ -123,13 +123,13 @@ def test_an_abort_is_no_sample(sglang_server: str) -> None:
     async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
         prompt = renderer.render([USER], None, thinking=True)
         endless = Sampling(max_new_tokens=2000)
-        asked = asyncio.create_task(client.generate(prompt, endless, "dfq-test-abort", ()))
-        rest = asyncio.create_task(asyncio.wait({asked}))
+        task = asyncio.create_task(client.generate(prompt, endless, "dfq-test-abort", ()))
+        rest = asyncio.create_task(asyncio.wait({task}))
         while not rest.done():
             await client.abort("dfq-test-abort")
             await asyncio.wait({rest}, timeout=0.02)
         with pytest.raises(EngineRequestError, match="aborted"):
-            await asked
+            await task
 
     play(sglang_server, scene)
 

@@ -17,14 +17,14 @@ def test_an_engine_that_hangs_is_replaced(tmp_path: Path, tiny_model: Path) -> N
     with Supervised(tmp_path, profile) as engine:
         assert engine.ask(10, 11).result().status_code == 200
         engine.set_faults(hang=True)
-        stuck = [engine.ask(20, n) for n in range(3)]
+        answers = [engine.ask(20, n) for n in range(3)]
         until(lambda: len(engine.ready) == 2, "another engine is ready")
         assert "the engine hangs: no token has moved for" in engine.down[0]
         assert "while 3 requests were in flight" in engine.down[0]
         assert engine.ready[0] != engine.ready[1]
-        for one in stuck:
+        for answer in answers:
             with pytest.raises(requests.ConnectionError):
-                one.result()
+                answer.result()
         assert engine.ask(20, 0).result().status_code == 200
         assert len(engine.down) == 1
 
@@ -89,14 +89,14 @@ def test_an_engine_that_never_had_metrics_is_left_alone(
 def test_metrics_are_passed_on(tmp_path: Path, tiny_model: Path) -> None:
     profile = profile_in(tmp_path, tiny_model, slots=2, lengths="fixed:200", token_ms=10)
     with Supervised(tmp_path, profile) as engine:
-        asked = [engine.ask(10, n) for n in range(5)]
+        answers = [engine.ask(10, n) for n in range(5)]
         until(lambda: any(v.queued == 3 for v in engine.stats), "three are queued")
         stats = next(v for v in engine.stats if v.queued == 3)
         assert (stats.running, stats.kv_use, stats.state_use) == (2, 1.0, 1.0)
         assert stats.row()["accept_length"] == 3.2
         engine.set_faults(retracted=4)
         until(lambda: engine.stats[-1].retracted == 4, "retractions are seen")
-        for one in asked:
-            one.result()
+        for answer in answers:
+            answer.result()
         until(lambda: engine.stats[-1].queued_ever >= 5, "queue times are counted")
         assert engine.stats[-1].queue_s > 1

@@ -80,11 +80,11 @@ def test_an_engine_with_a_newline_behind_is_refused_before_it_is_ready(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     profile = profile_in(tmp_path, tiny_model, template_extra="\n")
-    watched = Supervised(tmp_path, profile, check=startup_check(tiny_model).check)
-    with pytest.raises(EngineMismatchError, match="the end after"), watched:
+    supervised = Supervised(tmp_path, profile, check=startup_check(tiny_model).check)
+    with pytest.raises(EngineMismatchError, match="the end after"), supervised:
         raise AssertionError("it was taken")
-    assert watched.ready == []
-    assert isinstance(watched.failed[0], EngineMismatchError)
+    assert supervised.ready == []
+    assert isinstance(supervised.failed[0], EngineMismatchError)
 
 
 def test_a_good_engine_becomes_ready_after_the_check(tmp_path: Path, tiny_model: Path) -> None:

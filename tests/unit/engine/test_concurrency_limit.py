@@ -25,12 +25,12 @@ def test_retractions_lower_it_and_calm_raises_it_to_the_start() -> None:
     assert limit.update(CALM_S, at(retracted=4))
     assert limit.limit == 72
     assert limit.why == "4 requests were retracted"
-    seen = []
+    limits = []
     for step in range(2, 14):
         limit.update(step * CALM_S, at(retracted=4))
-        seen.append(limit.limit)
-    assert seen[:3] == [73, 74, 75]
-    assert seen[-1] == 80
+        limits.append(limit.limit)
+    assert limits[:3] == [73, 74, 75]
+    assert limits[-1] == 80
     assert not limit.update(99 * CALM_S, at(retracted=4))
 
 

@@ -69,15 +69,15 @@ def test_oldest_first_and_in_order_of_arrival() -> None:
 
 def test_equal_orders_are_fifo() -> None:
     async def scene() -> list[int]:
-        gate, seen = Gate(1), []
+        gate, admitted = Gate(1), []
 
         async def enter(number: int) -> None:
             async with slot(gate, 7):
-                seen.append(number)
+                admitted.append(number)
                 await asyncio.sleep(0)
 
         await asyncio.gather(*(enter(n) for n in range(50)))
-        return seen
+        return admitted
 
     assert asyncio.run(scene()) == list(range(50))
 
