@@ -122,8 +122,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             on_ready=owner.engine_ready,
             on_down=owner.engine_down,
             on_failed=owner.engine_failed,
-            on_vitals=owner.session.engine_vitals,
-            truth=owner.session.check_engine,
+            on_stats=owner.session.engine_vitals,
+            check=owner.session.check_engine,
             in_flight=lambda: owner.session.gate.in_flight,
         )
         owner.session.forgive = self._forgive
@@ -136,8 +136,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _forgive(self, deaths: int) -> None:
         """A prompt is to blame for so many deaths: they do not count against the engine."""
-        for _ in range(deaths if self.supervisor is not None else 0):
-            self.supervisor.forgive()  # type: ignore[union-attr]
+        if self.supervisor is not None:
+            self.supervisor.refund_deaths(deaths)
 
     def _fatal(self, why: str) -> None:
         """A thread of this process has ended for good: a fresh one will do."""

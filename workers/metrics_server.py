@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from dflashq.config import Settings
 from dflashq.core import metrics
 from dflashq.core.metrics import Gauge
-from dflashq.engine.http_probe import ask_text
+from dflashq.engine.http_probe import get_text
 from dflashq.operations.monitoring.prometheus import CONTENT_TYPE, Values, family
 from dflashq.system.threads import SupervisedThread, report
 from workers.state import WorkerState
@@ -62,7 +62,7 @@ class WorkerCollector(Collector):
         if not engine_url:
             return ""
         try:
-            return ask_text(f"{engine_url}/metrics", self._engine_key)
+            return get_text(f"{engine_url}/metrics", self._engine_key)
         except requests.RequestException as exc:
             log.debug("the engine's metrics are missing from this scrape: %s", exc)
             return ""

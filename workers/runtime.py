@@ -74,7 +74,7 @@ class WorkerRuntime:
             ChatRenderer(profile.model.path),
             EventLoopThread(),
             KeepWriter(self._ledger),
-            settings.engine_api_key,
+            profile.api_key(settings),
         )
         self.session.proven = self._heartbeat.proven
         self.generator = Generator(

@@ -30,8 +30,7 @@ class Telemetry:
     ) -> None:
         self._gpu, self._boot = settings.gpu, boot
         self.dispatcher = AlertDispatcher(settings, ledger)
-        key = settings.engine_api_key if profile.launch.kind == "external" else None
-        self._metrics = MetricsServer(settings, boot.name, state, key)
+        self._metrics = MetricsServer(settings, boot.name, state, profile.api_key(settings))
         self._rejections = RejectionLog(settings.state_dir / "logs", boot.name)
 
     def start(self) -> None:

@@ -100,7 +100,7 @@ def _measure(
     rounds: int,
 ) -> tuple[list[Level], int, int]:
     """Levels, the limit of new tokens, and how many prompts the file has."""
-    from dflashq.engine.benchmark import sweep  # noqa: PLC0415
+    from dflashq.engine.benchmark import measure  # noqa: PLC0415
     from dflashq.engine.chat_renderer import ChatRenderer  # noqa: PLC0415
     from dflashq.engine.profiles import load_profile  # noqa: PLC0415 - seconds of imports
     from dflashq.prompts.reader import read_prompts  # noqa: PLC0415
@@ -118,7 +118,7 @@ def _measure(
     ends = renderer.markers().end_ids
     say(f"{name}: {len(ids)} prompts, concurrency {', '.join(map(str, concurrency))}")
     with _engine(settings, profile, url) as address:
-        levels = asyncio.run(sweep(address, ids, profile.sampling, ends, concurrency, rounds))
+        levels = asyncio.run(measure(address, ids, profile.sampling, ends, concurrency, rounds))
     return levels, profile.sampling.max_new_tokens, count
 
 
@@ -159,9 +159,9 @@ def _engine(settings: Settings, profile: Profile, url: str | None) -> Iterator[s
 def _concluded(
     name: str, levels: list[Level], cap: int, count: int, gpus: int, price: float
 ) -> Measured:
-    from dflashq.engine.benchmark import pick  # noqa: PLC0415 - imported by now
+    from dflashq.engine.benchmark import best_level  # noqa: PLC0415 - imported by now
 
-    best = pick(levels)
+    best = best_level(levels)
     lengths = LognormalLengths.of([n for level in levels for n in level.lengths], cap)
     on = GpuPool(name, gpus, best.tokens_per_s, price, best.concurrency)
     return Measured(name, levels, best, planned(count, lengths, [on]))

@@ -1,1 +1,1 @@
-"""The inference server of a worker: how it is launched, watched, asked, and what it must be."""
+"""The inference server of a worker: its profile, launch, supervision, checks and clients."""

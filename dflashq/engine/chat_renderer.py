@@ -1,4 +1,4 @@
-"""Prompts as the model sees them: chat template and tokenizer of one model folder, offline."""
+"""Prompts as the model sees them: the chat template and tokenizer of a model folder, offline."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dflashq.core.token_ids import Ids, id_array
 from dflashq.engine.detokenize import Detokenizer
 
 _VOCABULARY_FILES = ("tokenizer.json",)
-_SLOW_FILES = ("vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json")
+_OLD_VOCABULARY_FILES = ("vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json")
 
 
 class ChatRenderer:
-    """Renders and decodes for one model folder; the tokenizer is loaded at its first use.
+    """Renders and decodes for one model folder; the first use loads the tokenizer (seconds).
 
-    Safe from many threads: one lock covers every use of the tokenizer. ConfigError when the
-    folder lacks a tokenizer or a chat template.
+    Thread-safe: one lock covers every use of the tokenizer. Every method raises ConfigError when
+    the folder lacks a tokenizer or a chat template.
     """
 
     def __init__(self, model_dir: str | Path) -> None:
@@ -35,17 +35,17 @@ class ChatRenderer:
     def render(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, *, thinking: bool
     ) -> list[int]:
-        """Token ids of the conversation with the opening of the assistant's next turn.
+        """The token ids of a conversation, ending with the opening of the assistant's next turn.
 
-        EngineRefusedError, with the template's own sentence, for a conversation that the template
-        does not take.
+        EngineRefusedError, with the template's own message, when the template rejects it, and
+        when there are `tools` that the template would not render.
         """
         if tools and not self._renders_tools:
             raise EngineRefusedError(
                 "this model's chat template does not render tools: without them the prompt would "
                 "be another one"
             )
-        with self._lock, _refusing("the chat template does not take this conversation"):
+        with self._lock, _as_refusal("the chat template does not take this conversation"):
             text = self._tokenizer.apply_chat_template(
                 [_plain(message) for message in messages],
                 tools=tools or None,
@@ -53,31 +53,31 @@ class ChatRenderer:
                 enable_thinking=thinking,
                 tokenize=False,
             )
-        with self._lock, _refusing("the tokenizer does not take this conversation"):
+        with self._lock, _as_refusal("the tokenizer does not take this conversation"):
             ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Ids) -> str:
-        """The text of `ids`, special tokens included."""
+        """The text of `ids`, special tokens included; bytes that are no UTF-8 become U+FFFD."""
         with self._lock:
             return self._detokenizer(id_array(ids))
 
     def load(self) -> None:
-        """Load the tokenizer and all that is derived from it now. Blocks for seconds."""
+        """Load the tokenizer, and everything derived from it, now. Blocks for seconds."""
         self.markers()
         self.decode([])
 
     def markers(self) -> SpecialTokens:
-        """The special ids of this model. Reads three files the first time."""
+        """The special token ids of this model. The first call reads three files."""
         return self._markers
 
     @cached_property
     def tokenizer_sha256(self) -> str:
-        """sha256 (hex) over the vocabulary files of the folder; needs no tokenizer."""
+        """The sha256 (hex) of the folder's vocabulary files; does not load the tokenizer."""
         present = [f for f in _VOCABULARY_FILES if (self.model_dir / f).is_file()]
-        present = present or [f for f in _SLOW_FILES if (self.model_dir / f).is_file()]
+        present = present or [f for f in _OLD_VOCABULARY_FILES if (self.model_dir / f).is_file()]
         if not present:
-            raise ConfigError(f"{self.model_dir} holds no tokenizer: set the model folder.")
+            raise ConfigError(f"{self.model_dir} holds no tokenizer: set DFLASHQ_MODEL_PATH.")
         digest = hashlib.sha256()
         for name in present:
             body = (self.model_dir / name).read_bytes()
@@ -86,7 +86,7 @@ class ChatRenderer:
 
     @cached_property
     def template_sha256(self) -> str:
-        """sha256 (hex) of the chat template, wherever the folder keeps it."""
+        """The sha256 (hex) of the chat template, whichever file of the folder holds it."""
         template = self._tokenizer.chat_template
         body = template.encode() if isinstance(template, str) else canonical_json(template)
         return hashlib.sha256(body).hexdigest()
@@ -102,9 +102,9 @@ class ChatRenderer:
 
     @cached_property
     def _core(self) -> Any:
-        """The tokenizer without the layer that costs thrice its time.
+        """The Rust tokenizer inside. The Python layer around it takes three times as long.
 
-        The layer changes nothing where neither special tokens nor spaces are to be touched.
+        That layer only adds special tokens and cleans up spaces, and we want neither.
         """
         core = self._tokenizer.backend_tokenizer
         core.no_truncation()
@@ -115,7 +115,7 @@ class ChatRenderer:
     def _tokenizer(self) -> Any:
         if not self.model_dir.is_dir():
             raise ConfigError(f"there is no model folder {self.model_dir}: set DFLASHQ_MODEL_PATH.")
-        # Seconds of import that enqueue and status never pay.
+        # Here, since it takes seconds to import and enqueue and status do not need it.
         from transformers import AutoTokenizer  # noqa: PLC0415
 
         with self._lock:
@@ -143,7 +143,7 @@ class ChatRenderer:
         )
 
     def _token(self, text: str) -> int | None:
-        """The id of `text` when it is one token of the vocabulary."""
+        """The id of `text` if it is a single token of the vocabulary, else None."""
         token = self._tokenizer.convert_tokens_to_ids(text)
         known = token is not None and self._tokenizer.convert_ids_to_tokens(token) == text
         return int(token) if known else None
@@ -158,7 +158,7 @@ class ChatRenderer:
         return frozenset(ends)
 
     def _template_ids(self) -> frozenset[int]:
-        """Special tokens that the template itself writes: inside an answer they break a turn."""
+        """Special tokens that the template writes itself: an answer that holds one is broken."""
         added = self._tokenizer.added_tokens_decoder
         special = {i: str(token) for i, token in added.items() if token.special}
         source = self._tokenizer.chat_template
@@ -169,7 +169,7 @@ class ChatRenderer:
         return frozenset(found)
 
     def _vocab_size(self) -> int:
-        """Rows of the model's output layer: padded, so larger than the tokenizer's vocabulary."""
+        """The rows of the model's output layer: more than the tokens, because they are padded."""
         model = self._json("config.json")
         size = model.get("vocab_size") or model.get("text_config", {}).get("vocab_size")
         return int(size or len(self._tokenizer))
@@ -181,10 +181,10 @@ class ChatRenderer:
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Whatever template or tokenizer raise on a prompt is about that prompt.
+def _as_refusal(what: str) -> Iterator[None]:
+    """Turn what template or tokenizer raise into EngineRefusedError: the prompt is at fault.
 
-    A panic of the tokenizer's Rust is no Exception. Trouble of the machine is nobody's prompt.
+    Errors of the machine pass. A panic in the tokenizer's Rust code is no Exception.
     """
     try:
         yield
@@ -199,9 +199,9 @@ def _refusing(what: str) -> Iterator[None]:
 
 
 def _plain(message: Message) -> Message:
-    """A message as templates expect it: text, and tool-call arguments as objects.
+    """A message as templates expect it: content as text, tool-call arguments as objects.
 
-    Servers do the same to the conversations they are sent.
+    Servers convert the conversations that they receive in the same way.
     """
     plain = dict(message)
     if plain.get("content") is None:

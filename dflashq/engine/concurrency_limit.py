@@ -1,18 +1,21 @@
-"""How many generations to keep in flight: from the engine's limit, corrected by how it fares."""
+"""How many generations to keep in flight: the engine's limit, corrected by its metrics."""
 
 from __future__ import annotations
 
 from dflashq.engine.stats import EngineStats
 
 DECREASE = 0.9
-CALM_S = 30.0  # between two changes: a change shows only when some requests have ended
+CALM_S = 30.0  # between two decisions: a change shows only after some requests have ended
 
 
 class AimdLimit:
-    """Additive increase, multiplicative decrease of one engine's limit. Pure; one thread.
+    """Additive increase, multiplicative decrease (AIMD) of one engine's limit. Not thread-safe.
 
-    It begins at `start` (running limit and margin), never exceeds that, and never falls below
-    half of what the engine runs: an engine that wants less is not the one that was measured.
+    `start` (the running limit plus the margin) is the first value and the maximum. The minimum is
+    half of `running_limit`: an engine that can run fewer is not the one that was measured.
+    `queue_s`: longer average waits inside the engine lower the limit. `why` explains the last
+    decision. Chiu and Jain 1989, "Analysis of the increase and decrease algorithms for congestion
+    avoidance in computer networks".
     """
 
     def __init__(self, start: int, running_limit: int, queue_s: float) -> None:
@@ -24,17 +27,20 @@ class AimdLimit:
         self.limit = start
         self.why = ""
 
-    def see(self, now_s: float, stats: EngineStats) -> bool:
-        """Take note of one look at the engine; True when `limit` changed, `why` then says why."""
+    def update(self, now_s: float, stats: EngineStats) -> bool:
+        """Decide anew from the engine's metrics, at most every 30 s; True when `limit` changed.
+
+        `now_s`: seconds of a monotonic clock.
+        """
         last = self._last
         if last is None or self._changed_at is None:
             self._last, self._changed_at = stats, now_s
             return False
         if now_s - self._changed_at < CALM_S:
             return False
-        # What happened since the last decision, not since the last look: nothing is overlooked.
+        # Compared with the last decision, not with the last call: no event in between is lost.
         self._last, self._changed_at = stats, now_s
-        self.why = self._trouble(last, stats)
+        self.why = self._reason_to_decrease(last, stats)
         before = self.limit
         if self.why:
             self.limit = max(self._floor, int(self.limit * DECREASE))
@@ -43,11 +49,9 @@ class AimdLimit:
             self.limit = min(self._start, self.limit + self._step)
         return self.limit != before
 
-    def _trouble(self, before: EngineStats, now: EngineStats) -> str:
+    def _reason_to_decrease(self, before: EngineStats, now: EngineStats) -> str:
         if now.retracted > before.retracted:
             return f"{now.retracted - before.retracted} requests were retracted"
-        begun = now.queued_ever - before.queued_ever
-        if begun > 0 and (now.queue_s - before.queue_s) / begun > self._queue_s:
-            waited = (now.queue_s - before.queue_s) / begun
-            return f"requests waited {waited:.0f} s inside the engine"
-        return ""
+        queued = now.queued_ever - before.queued_ever
+        wait_s = (now.queue_s - before.queue_s) / queued if queued > 0 else 0.0
+        return f"requests waited {wait_s:.0f} s inside the engine" if wait_s > self._queue_s else ""

@@ -1,23 +1,25 @@
-"""Is a failure the prompt's or the engine's? What hits every request in a row is the engine's.
+"""Whether the prompts or the engine are at fault for failures: the engine if all requests fail.
 
-Pure: the caller brings the time, in seconds of a monotonic clock.
+Pure: the caller passes the time, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-STREAK, LIMITED_STREAK = 8, 3  # failures in a row; so few where the server itself says: later
-LEAST_S = 3.0  # a streak that is shorter may be a connection that was lost for all at once
-# A request that has run so much longer than those that failed is being served.
+# Failures in a row that blame the engine; fewer where the server itself asks to come later.
+STREAK, LIMITED_STREAK = 8, 3
+LEAST_S = 3.0  # a shorter streak may be one lost connection that many requests shared
+# A request that has run this many times longer than the failed ones, and at least so long, is
+# being served.
 OUTLIVES, OUTLIVES_LEAST_S = 3.0, 2.0
 
 
 class FailureStreak:
-    """The failures of one engine's requests since one of them was answered.
+    """The failures of one engine's requests since the last answer.
 
-    `answered` counts the answers so far. Of the streak: `words` is what the last failure said,
-    `retry_after_s` what it asked for, `longest_s` how long the slowest of them took.
+    `answered` counts all answers so far. Of the current streak, `words` is the message of the last
+    failure, `retry_after_s` its Retry-After, and `longest_s` how long the slowest failure took.
     """
 
     def __init__(self) -> None:
@@ -31,17 +33,17 @@ class FailureStreak:
 
     @property
     def senders(self) -> int:
-        """How many different senders failed in the streak."""
+        """How many different senders have failed in the streak."""
         return len(self._senders)
 
     def clear(self) -> None:
-        """Another engine, or the same one answers: begin anew. The count of answers stays."""
+        """End the streak: the engine answers, or it is another one. `answered` stays."""
         self.words, self.retry_after_s = "", 0.0
         self._senders.clear()
         self._count, self.longest_s = 0, 0.0
 
     def note_answer(self) -> None:
-        """A request was answered: the streak is over."""
+        """Count an answer, which ends the streak."""
         self.answered += 1
         if self._count:
             self.clear()
@@ -49,7 +51,7 @@ class FailureStreak:
     def note_failure(
         self, now_s: float, sender: Hashable, words: str, *, took_s: float, retry_after_s: float
     ) -> None:
-        """A request of `sender` (a prompt, or a probe) failed after `took_s`."""
+        """Count a failure, after `took_s` seconds, of a request of `sender` (prompt or probe)."""
         if not self._count:
             self._since_s = now_s
         self._count += 1
@@ -58,14 +60,14 @@ class FailureStreak:
         self.words, self.retry_after_s = words, retry_after_s
 
     def hits_everything(self, now_s: float, running_since_s: Iterable[float]) -> bool:
-        """Whether the engine fails whatever it is asked.
+        """Whether the engine fails every request.
 
-        `running_since_s` says when each request that is under way was sent: one that has lasted
-        much longer than those that failed is being served, so the engine does work.
+        `running_since_s`: when each request in flight was sent. One that has run much longer than
+        the failed ones is being served, so the engine does work.
         """
         if len(self._senders) < 2:
             return False
-        # A server that names a time means everybody, whatever it goes on with meanwhile.
+        # A Retry-After is meant for everybody, even while other requests are still served.
         if self.retry_after_s and self._count >= LIMITED_STREAK:
             return True
         if self._count < STREAK and now_s - self._since_s < 3 * LEAST_S:

@@ -1,28 +1,27 @@
-"""Admission to the engine: so many at once, the oldest batch first, closed while it must be."""
+"""Admission control for the engine: a limit of requests in flight, the oldest batch first."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 _Waiter = tuple[float, int, "asyncio.Future[None]", bool]
 
 
 class Gate:
-    """Admits at most `limit` holders at a time; of those waiting, the lowest order first.
+    """Gives out at most `limit` slots at a time, first to the lowest priority number.
 
-    It is open while it has no reason to be closed; several reasons stand side by side. Every
-    method belongs to the thread of the loop, except `threadsafe_close` and `threadsafe_open`.
-    Create it in a coroutine, or give it the loop.
+    The gate is closed while there is at least one reason to close it, and reasons are independent
+    of each other. Call every method from the loop's thread, except `threadsafe_close` and
+    `threadsafe_open`. Create it in a coroutine, or pass the loop.
     """
 
     def __init__(self, limit: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._limit = _positive(limit)
         self._loop = loop if loop is not None else asyncio.get_running_loop()
-        self._reasons: dict[str, None] = {}  # a dict keeps the order in which they came
+        self._reasons: dict[str, None] = {}  # a dict keeps the order of arrival
         self._waiters: list[_Waiter] = []
         self._arrivals = itertools.count()
         self._in_flight = 0
@@ -33,17 +32,17 @@ class Gate:
 
     @property
     def limit(self) -> int:
-        """How many may be in flight."""
+        """How many slots there are."""
         return self._limit
 
     @property
     def in_flight(self) -> int:
-        """How many hold a slot now; above the limit only after the limit was lowered."""
+        """How many slots are taken; more than the limit only after the limit was lowered."""
         return self._in_flight
 
     @property
     def waiting(self) -> int:
-        """How many wait for a slot."""
+        """How many callers wait for a slot."""
         return self._waiting
 
     @property
@@ -51,39 +50,30 @@ class Gate:
         """Why the gate is closed, oldest first; empty when it is open."""
         return tuple(self._reasons)
 
-    @contextlib.asynccontextmanager
-    async def slot(self, order: float, *, alone: bool = False) -> AsyncIterator[None]:
-        """Hold one slot meanwhile; see `enter`."""
-        await self.enter(order, alone=alone)
-        try:
-            yield
-        finally:
-            self.leave()
-
     async def idle(self) -> None:
-        """Wait until nothing is in flight; on an open gate that may be for a moment only."""
+        """Wait until no slot is taken; an open gate may be idle for a moment only."""
         await self._idle.wait()
 
     def set_limit(self, limit: int) -> None:
-        """Change the limit; holders above a lowered one stay until they are done."""
+        """Change the limit; a lowered limit takes no slot away. ValueError below 1."""
         self._limit = _positive(limit)
         self._admit()
 
     def close(self, reason: str) -> None:
-        """Admit nobody more until `reason` is taken back; holders stay. Safe to repeat."""
+        """Admit nobody until `reason` is withdrawn; taken slots stay taken. Safe to repeat."""
         self._reasons[reason] = None
 
     def open(self, reason: str) -> None:
-        """Take back one reason; the last one opens the gate. An unknown one changes nothing."""
+        """Withdraw one reason; withdrawing the last opens the gate. Safe to repeat."""
         self._reasons.pop(reason, None)
         self._admit()
 
     def threadsafe_close(self, reason: str) -> None:
-        """`close` from any thread, soon; without effect once the loop is closed."""
+        """Schedule `close` from any thread; no effect once the loop is closed."""
         self._call(self.close, reason)
 
     def threadsafe_open(self, reason: str) -> None:
-        """`open` from any thread, soon; without effect once the loop is closed."""
+        """Schedule `open` from any thread; no effect once the loop is closed."""
         self._call(self.open, reason)
 
     def _call(self, method: Callable[[str], None], reason: str) -> None:
@@ -93,14 +83,15 @@ class Gate:
             if not self._loop.is_closed():
                 raise
 
-    async def enter(self, order: float, *, alone: bool = False) -> None:
-        """Take one slot, to be given back by `leave`. Waits; equal orders are served as they came.
+    async def enter(self, priority: float, *, alone: bool = False) -> None:
+        """Wait for a slot and take it; give it back with `leave`.
 
-        `alone`: nothing else is in flight meanwhile; once it is the next to be admitted, the
-        others wait for it. A cancelled waiter takes nothing with it. O(log n) in the waiters.
+        The lowest `priority` number is served first, equal ones in order of arrival. `alone`: no
+        other slot is taken meanwhile; once this caller is next, the others wait for it. A
+        cancelled caller holds no slot. O(log n) in the number of waiters.
         """
         admitted: asyncio.Future[None] = self._loop.create_future()
-        heapq.heappush(self._waiters, (order, next(self._arrivals), admitted, alone))
+        heapq.heappush(self._waiters, (priority, next(self._arrivals), admitted, alone))
         self._waiting += 1
         self._admit()
         try:
@@ -111,7 +102,7 @@ class Gate:
 
     def _give_up(self, admitted: asyncio.Future[None]) -> None:
         if admitted.done() and not admitted.cancelled():
-            # Admitted in the very turn of the loop in which it was cancelled.
+            # Admitted and cancelled in the same iteration of the loop.
             self.leave()
             return
         admitted.cancel()
@@ -120,13 +111,13 @@ class Gate:
             self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
             heapq.heapify(self._waiters)
 
-    def _take(self, alone: bool) -> None:
+    def _take_slot(self, alone: bool) -> None:
         self._in_flight += 1
         self._alone = alone
         self._idle.clear()
 
     def leave(self) -> None:
-        """Give back a slot: the next one is admitted."""
+        """Give back a slot; the next waiter gets it."""
         self._in_flight -= 1
         if not self._in_flight:
             self._alone = False
@@ -138,7 +129,7 @@ class Gate:
             _, _, admitted, alone = heapq.heappop(self._waiters)
             if admitted.done():
                 continue
-            self._take(alone)
+            self._take_slot(alone)
             self._waiting -= 1
             admitted.set_result(None)
 
@@ -153,5 +144,5 @@ class Gate:
 
 def _positive(limit: int) -> int:
     if limit < 1:
-        raise ValueError(f"a gate admits at least one, not {limit}")
+        raise ValueError(f"the limit of a gate is at least 1, not {limit}")
     return limit

@@ -1,4 +1,4 @@
-"""One engine a GPU: a lock that every worker of the host sees."""
+"""One engine per GPU: a lock file that every worker of the host uses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dflashq.system.file_lock import FileLock, LockHeldError
 
 
 class GpuLock:
-    """An exclusive lock on one GPU of this host, gone with the process that holds it.
+    """An exclusive lock on one GPU of this host; the kernel frees it when its process ends.
 
-    `gpu` is an index or a UUID, both leading to the same lock; without a GPU there is none.
+    `gpu` is an index or a UUID; both lead to the same lock. With an empty `gpu` nothing is locked.
     """
 
     def __init__(self, lock_dir: Path, gpu: str) -> None:
@@ -22,7 +22,10 @@ class GpuLock:
         self._lock: FileLock | None = None
 
     def acquire(self) -> None:
-        """Take the lock without waiting; EngineError names the holder. Safe to repeat."""
+        """Take the lock without waiting. Safe to repeat.
+
+        EngineError, with the process id of the holder, when another process has it.
+        """
         if not self._gpu or self._lock is not None:
             return
         lock = FileLock(self._path())
@@ -45,7 +48,7 @@ class GpuLock:
     def _path(self) -> Path:
         if not self._lock_dir.is_dir():
             self._lock_dir.mkdir(parents=True, exist_ok=True)
-            # Workers of several users may share the host; the folder may be another's by now.
+            # Every user's workers need the folder; another user may just have created it.
             with contextlib.suppress(PermissionError):
                 self._lock_dir.chmod(0o1777)
         name = re.sub(r"[^A-Za-z0-9-]+", "-", gpu_uuid(self._gpu))
@@ -57,7 +60,7 @@ def gpu_uuid(gpu: str) -> str:
     return nvidia_smi.value("uuid", gpu) or gpu
 
 
-def gpu_memory_used_mb(gpu: str) -> int | None:
-    """Memory in use on the GPU in MiB; None when it cannot be told. Blocks."""
+def gpu_memory_used_mib(gpu: str) -> int | None:
+    """The memory in use on the GPU, in MiB; None without a GPU or nvidia-smi. Blocks."""
     answer = nvidia_smi.value("memory.used", gpu) if gpu else ""
     return int(answer) if answer.isdigit() else None

@@ -1,4 +1,4 @@
-"""Looks at a ready engine's `/metrics` every few seconds, and says when it hangs."""
+"""Reads the `/metrics` of a ready engine every few seconds, and detects when it hangs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable
 import requests
 from pydantic import SecretStr
 
-from dflashq.engine.http_probe import ask_text
+from dflashq.engine.http_probe import get_text
 from dflashq.engine.profiles import Launch
 from dflashq.engine.stall_detector import StallDetector
-from dflashq.engine.stats import EngineStats, parse_metrics, read_vitals
+from dflashq.engine.stats import EngineStats, engine_stats, parse_metrics
 
 log = logging.getLogger(__name__)
 
 
 class EngineHealthMonitor:
-    """The watch over one start of one engine; belongs to the supervisor's thread.
+    """The monitor of one start of one engine; used by the supervisor's thread only.
 
-    `in_flight` counts the requests that we have in it; None when nobody counts.
+    `in_flight` returns how many requests this worker has in the engine; None when it is not known.
     """
 
     def __init__(
@@ -32,22 +32,23 @@ class EngineHealthMonitor:
         self._url, self._api_key, self._in_flight = f"{base_url}/metrics", api_key, in_flight
         self._pause_s = launch.poll_s
         self._stall_detector = StallDetector(launch.stall_s)
-        self._due: float | None = None
-        self._told = False
+        self._next_at: float | None = None
+        self._warned = False
 
-    def look(self, now_s: float) -> tuple[EngineStats | None, str | None]:
-        """Ask when it is time to: (what was seen, why the engine counts as stalled).
+    def poll(self, now_s: float) -> tuple[EngineStats | None, str | None]:
+        """Read the metrics when they are due; returns them, and why the engine counts as stalled.
 
-        Blocks for seconds at most.
+        `now_s`: seconds of a monotonic clock. Both are None when nothing is due; the first also
+        when the metrics cannot be read. Blocks for seconds at most.
         """
-        if self._due is not None and now_s < self._due:
+        if self._next_at is not None and now_s < self._next_at:
             return None, None
-        self._due = now_s + self._pause_s
+        self._next_at = now_s + self._pause_s
         stats = self._read()
-        asked = self._in_flight() if self._in_flight is not None else None
-        stalled = self._stall_detector.stalled(now_s, stats, asked)
-        if not self._stall_detector.judging and not self._told:
-            self._told = True
+        in_flight = self._in_flight() if self._in_flight is not None else None
+        stalled = self._stall_detector.stalled(now_s, stats, in_flight)
+        if not self._stall_detector.has_counters and not self._warned:
+            self._warned = True
             log.warning(
                 "the engine shows no token counters at %s (SGLang: --enable-metrics): should it "
                 "hang, nobody will notice",
@@ -57,7 +58,7 @@ class EngineHealthMonitor:
 
     def _read(self) -> EngineStats | None:
         try:
-            return read_vitals(parse_metrics(ask_text(self._url, self._api_key)))
+            return engine_stats(parse_metrics(get_text(self._url, self._api_key)))
         except requests.RequestException as exc:
             log.debug("no metrics from %s: %s", self._url, exc)
             return None

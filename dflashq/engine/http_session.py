@@ -1,4 +1,4 @@
-"""HTTP to one engine: JSON over connections that are used again, and an error for every failure."""
+"""Asynchronous HTTP to one engine: JSON over reused connections, one error class per failure."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ from dflashq.core.errors import (
 
 log = logging.getLogger(__name__)
 
-ASIDE_S = 30.0  # for every request that is not a generation
+CONTROL_S = 30.0  # the time limit of every request that is not a generation
 _CONNECT_S = 10.0
-_CLOSING_S = 2.0
+_CLOSE_S = 2.0
 _KEEP_ALIVE_S = 2.0
-_REFUSED = {400, 413, 422}
-_LONGEST_WAIT_S = 3600.0  # of a Retry-After; a server that asks for more is asked again then
+_REFUSED = {400, 413, 422}  # the request itself is wrong, and will be wrong again
+_LONGEST_WAIT_S = 3600.0  # a longer Retry-After is cut to this
 
 
 class EngineHttpSession:
-    """One HTTP session with one server; opened, used and closed in one loop.
+    """An HTTP session with one server; opened, used and closed in one event loop.
 
-    A connection is used again within two seconds or not at all: servers close idle ones after
-    five (uvicorn), and one that closes as we write would look like a death of the engine.
-    `base_url` may be assigned when the engine came back on another port; requests that are
-    under way keep theirs. Generations have no time limit: what supervises the engine is whether
-    tokens move, not how long one answer takes. `api_key` is sent with every request and shown
-    nowhere.
+    An idle connection is reused for two seconds only. Servers close idle ones after five
+    (uvicorn), and a connection that closes while we write would look like a death of the engine.
+
+    `base_url` may be assigned when the engine comes back on another port; requests in flight keep
+    the old one. Generations have no time limit, since a long answer is no fault: the supervisor
+    watches whether tokens move instead. `api_key` is sent with every request and never logged.
     """
 
     def __init__(self, base_url: str, api_key: SecretStr | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._session: aiohttp.ClientSession | None = None
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Make the session. Nothing is sent yet."""
+        """Create the HTTP session. Sends nothing."""
         self._session = self._new_session()
 
     async def close(self) -> None:
-        """End errands within two seconds, then everything. Safe to repeat."""
-        if self._errands:
-            await asyncio.wait(self._errands, timeout=_CLOSING_S)
-        for errand in self._errands:
-            errand.cancel()
+        """Give background requests two seconds, then end every request. Safe to repeat."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=_CLOSE_S)
+        for task in self._background:
+            task.cancel()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -78,24 +78,30 @@ class EngineHttpSession:
     ) -> None:
         await self.close()
 
-    async def hang_up(self) -> None:
-        """Drop every request under way; each ends with EngineDownError. New ones may follow."""
-        dropped, self._session = self._session, self._new_session()
-        if dropped is not None:
+    async def drop_requests(self) -> None:
+        """Close the connection of every request in flight; each raises EngineDownError.
+
+        Later requests use a new session. Safe to repeat; a closed client stays closed.
+        """
+        if self._session is not None:
+            dropped, self._session = self._session, self._new_session()
             await dropped.close()
 
-    def errand(self, call: Coroutine[Any, Any, object], what: str) -> None:
-        """Run a request that nobody waits for; its failure is only worth a line in the log."""
-        task = asyncio.get_running_loop().create_task(self._try(call, what))
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+    def run_in_background(self, call: Coroutine[Any, Any, object], what: str) -> None:
+        """Run a request that nobody awaits; an EngineError is only logged, with `what`."""
+        task = asyncio.get_running_loop().create_task(self._log_errors(call, what))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def json(
-        self, method: str, path: str, body: object = None, limit_s: float | None = ASIDE_S
+        self, method: str, path: str, body: object = None, limit_s: float | None = CONTROL_S
     ) -> Any:
-        """The JSON that answers; EngineRequestError when it is none. Errors as `request`."""
-        sent = None if body is None else _encoded(body)
-        answer = await self.request(method, path, sent, limit_s)
+        """The JSON of a 200 answer. Errors of `request`; EngineRequestError when it is no JSON.
+
+        `limit_s`: time limit in seconds, None for no limit.
+        """
+        encoded = None if body is None else _encoded(body)
+        answer = await self.request(method, path, encoded, limit_s)
         try:
             return orjson.loads(answer)
         except ValueError:
@@ -108,51 +114,53 @@ class EngineHttpSession:
     ) -> bytes:
         """The body of a 200 answer.
 
-        EngineDownError without one; EngineRefusedError for a status that says that the request
-        itself is wrong, EngineRequestError for any other.
+        EngineDownError when no complete answer comes within `limit_s`; EngineRefusedError for a
+        status that calls the request itself wrong (400, 413, 422); EngineRequestError, with the
+        status and the seconds of Retry-After, for any other.
         """
         url = self.base_url + path
         with _failures(url):
-            async with self._asked(method, url, body, limit_s) as response:
+            async with self._request_context(method, url, body, limit_s) as response:
                 answer = await response.read()
         if response.status != 200:
             _refuse(url, response.status, answer, response.headers)
         return answer
 
     async def events(self, path: str, body: object) -> AsyncGenerator[dict[str, Any], None]:
-        """The JSON objects of a server-sent stream, as they come. Errors as `request`; close it.
+        """The JSON objects of a server-sent stream, each as it arrives. Errors of `request`.
 
-        An error inside the stream has status 200, and a code of its own: that is what counts.
+        Close the generator when you leave it early (`contextlib.aclosing`). An error inside the
+        stream comes with status 200; the code that it carries decides which error is raised.
         """
-        url, rest = self.base_url + path, b""
+        url, incomplete = self.base_url + path, b""
         with _failures(url):
-            async with self._asked("POST", url, _encoded(body), None) as response:
+            async with self._request_context("POST", url, _encoded(body), None) as response:
                 if response.status != 200:
                     _refuse(url, response.status, await response.read(), response.headers)
                 async for piece in response.content.iter_any():
-                    *lines, rest = (rest + piece).split(b"\n\n")
+                    *lines, incomplete = (incomplete + piece).split(b"\n\n")
                     for line in lines:
                         if line.startswith(b"data: {"):
                             yield _event(url, line[6:])
 
-    def _asked(
+    def _request_context(
         self, method: str, url: str, body: bytes | None, limit_s: float | None
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._session is None:
-            raise EngineError("the client is not open: use it in `async with`.")
+            raise EngineError("the client is not open: call `open` or use it in `async with`.")
         return self._session.request(
             method,
             url,
             data=body,
             timeout=_limit(limit_s),
-            allow_redirects=False,  # prompts go where the settings say, and nowhere else
+            allow_redirects=False,  # prompts go to the configured address and nowhere else
         )
 
     def _new_session(self) -> aiohttp.ClientSession:
         headers = {"Content-Type": "application/json"}
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key.get_secret_value()}"
-        # The engine is on this host: a proxy of the environment would only be in the way.
+        # trust_env: the engine is reached directly, never through a proxy of the environment.
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             timeout=_limit(None),
@@ -162,7 +170,7 @@ class EngineHttpSession:
         )
 
     @staticmethod
-    async def _try(call: Coroutine[Any, Any, object], what: str) -> None:
+    async def _log_errors(call: Coroutine[Any, Any, object], what: str) -> None:
         try:
             await call
         except EngineError as exc:
@@ -177,13 +185,13 @@ def _limit(total_s: float | None) -> aiohttp.ClientTimeout:
 def _encoded(body: object) -> bytes:
     try:
         return orjson.dumps(body)
-    except TypeError:  # an integer of more than 64 bits, in a tool's schema
+    except TypeError:  # orjson takes no integer of more than 64 bits; a tool's schema may hold one
         return json.dumps(body).encode()
 
 
 @contextlib.contextmanager
 def _failures(url: str) -> Iterator[None]:
-    """Whatever keeps a whole answer from coming is EngineDownError."""
+    """Turn everything that prevents a complete answer into EngineDownError."""
     try:
         yield
     except TimeoutError as exc:
@@ -197,7 +205,7 @@ def _failures(url: str) -> Iterator[None]:
 
 def _event(url: str, line: bytes) -> dict[str, Any]:
     try:
-        row = table(orjson.loads(line), "a piece of the stream")
+        row = json_object(orjson.loads(line), "a piece of the stream")
     except ValueError:
         raise malformed(f"a piece of {len(line)} bytes is no JSON") from None
     error = row.get("error")
@@ -209,7 +217,10 @@ def _event(url: str, line: bytes) -> dict[str, Any]:
 
 
 def message_of(answer: bytes) -> str:
-    """The server's own sentence: native errors nest it, the OpenAI ones do not."""
+    """The error message in a server's answer, flat or under `error`; else the answer's text.
+
+    At most 1,000 characters.
+    """
     try:
         row = orjson.loads(answer)
     except ValueError:
@@ -220,7 +231,7 @@ def message_of(answer: bytes) -> str:
     return str(message or row)[:1000]
 
 
-def table(value: Any, what: str) -> dict[str, Any]:
+def json_object(value: Any, what: str) -> dict[str, Any]:
     """`value` as a JSON object; EngineRequestError when it is none."""
     if not isinstance(value, dict):
         raise malformed(f"{what} is no object")
@@ -229,20 +240,20 @@ def table(value: Any, what: str) -> dict[str, Any]:
 
 def token_ids(value: Any, what: str) -> list[int]:
     """`value` as a list of token ids; EngineRequestError when it is none."""
-    # Spelled out and stripped of all that integers are made of: a third of the time of a look at
-    # the type of each.
+    # Written as JSON without the characters of integers, a list of integers is "[]". That takes a
+    # third of the time of testing the type of each item.
     if not isinstance(value, list) or orjson.dumps(value).translate(None, b"-0123456789,") != b"[]":
         raise malformed(f"{what} is no list of token ids")
     return value
 
 
 def number(value: Any) -> float | None:
-    """`value` as a float when it is a number."""
+    """`value` as a float; None when it is no number."""
     return float(value) if isinstance(value, int | float) else None
 
 
 def malformed(why: str) -> EngineRequestError:
-    """The error for an answer that is not what was asked for."""
+    """The error for an answer that does not have the documented form; `why` is a clause."""
     return EngineRequestError(f"the engine's answer is malformed: {why}. It was dropped.")
 
 
@@ -257,9 +268,9 @@ def _refuse(
 
 
 def retry_after_s(value: str, now: datetime) -> float:
-    """Seconds that a Retry-After header asks for, an hour at most; 0 for none that can be read.
+    """The seconds that a Retry-After header asks for, at most an hour; 0 when it is unreadable.
 
-    It holds seconds or a date: RFC 9110, section 10.2.3.
+    It holds seconds or a date (RFC 9110, section 10.2.3). `now` must have a time zone.
     """
     try:
         seconds = float(value)

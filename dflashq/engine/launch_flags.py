@@ -1,4 +1,4 @@
-"""Does the engine's own argument parser know every flag of a profile, with its value?"""
+"""Whether the engine's own argument parser accepts every flag of a profile."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from dflashq.core.errors import ConfigError, EngineError
 from dflashq.engine.profiles import Profile
 
 TIMEOUT_S = 300.0  # importing SGLang is most of it
-# Runs in the engine's python. One line of JSON a command line: what the parser says, "" when
-# nothing. Abbreviations are off: a flag that is the beginning of another one is not that one.
+# Runs in the engine's python. Reads a JSON list of command lines, prints a JSON list with the
+# parser's error for each, "" for none. Without abbreviations: the beginning of a flag is another.
 _PROGRAM = """
 import argparse, contextlib, io, json, sys
 from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser(prog="sglang", allow_abbrev=False)
 ServerArgs.add_cli_args(parser)
-said = []
+errors = []
 for line in json.load(sys.stdin):
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
         try:
             parser.parse_args(line)
-            said.append("")
+            errors.append("")
         except SystemExit:
-            said.append(errors.getvalue().strip().rpartition("error: ")[2])
-print(json.dumps(said))
+            errors.append(stderr.getvalue().strip().rpartition("error: ")[2])
+print(json.dumps(errors))
 """
 
 
 def check_flags(profiles: Sequence[Profile], python: str, env: Mapping[str, str]) -> list[str]:
-    """For each sglang profile what the parser of `python`'s SGLang says against it; "" for nothing.
+    """The error of SGLang's parser for each profile of kind sglang; "" for an accepted one.
 
-    `env` is what that python needs beside our environment. Blocks for the import of SGLang, up to
-    minutes. EngineError when it cannot be imported.
+    `python` has SGLang; `env` is added to our environment for it. Blocks while it imports SGLang,
+    up to minutes. ConfigError when there is no such python, EngineError when the import fails.
     """
     lines = [p.argv(30000, 21000, p.model.path or "model", python)[3:] for p in profiles]
     try:
@@ -58,5 +58,5 @@ def check_flags(profiles: Sequence[Profile], python: str, env: Mapping[str, str]
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no error text"])[-1]
         raise EngineError(f"SGLang's argument parser could not be loaded with {python}: {last}")
-    said: list[str] = json.loads(done.stdout.strip().splitlines()[-1])
-    return said
+    errors: list[str] = json.loads(done.stdout.strip().splitlines()[-1])
+    return errors

@@ -1,4 +1,4 @@
-"""One server: a process of ours with its own ports, group and log, or one that others run."""
+"""One engine server: a process that we start and own, or one that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pydantic import SecretStr
 
 from dflashq.config import Settings
 from dflashq.core.errors import ConfigError, EngineError, EngineStartError
-from dflashq.engine.http_probe import ask
+from dflashq.engine.dialects import DIALECTS
+from dflashq.engine.http_probe import get_json
 from dflashq.engine.profiles import Profile
 from dflashq.engine.readiness import Readiness
 from dflashq.system import ports, processes
@@ -28,11 +29,11 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.3
 _LOGS_KEPT = 20
 _TAIL_BYTES = 4000
-_STRIKES, _STRIKE_S = 3, 2.0
+_MISSES, _MISS_S = 3, 2.0  # an external server is gone after 3 failed requests, 2 s apart
 
 
 class Engine(Protocol):
-    """What the supervisor needs of a server. All methods belong to one thread."""
+    """What the supervisor needs of a server. All methods are called from one thread."""
 
     base_url: str
 
@@ -40,30 +41,36 @@ class Engine(Protocol):
         """Start the server without waiting for it."""
 
     def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:
-        """Block until it generates; returns `/server_info`."""
+        """Block until it generates a token; returns what it reports about itself.
+
+        EngineStartError when that takes longer than `timeout_s`, or `stop` is set.
+        """
 
     def is_up(self) -> bool:
-        """False once it is gone."""
+        """Whether the server is still there; it may hang all the same."""
 
-    def obituary(self) -> str:
-        """Why it is gone, with the tail of its log."""
+    def describe_exit(self) -> str:
+        """Why it is gone, with the tail of its log if it has one."""
 
     def stop(self, grace_s: float) -> None:
-        """End it; blocks until it is gone. Safe to repeat."""
+        """End the server; blocks until it is gone. Safe to repeat."""
 
 
 def new_engine(profile: Profile, settings: Settings, number: int) -> Engine:
-    """The server of a profile, not started; `number` counts the starts of this worker."""
+    """The server of a profile, not started yet.
+
+    `number` counts the starts of this worker. ConfigError when an external one has no address.
+    """
     if profile.launch.kind == "external":
-        return ExternalEngine(profile, settings.engine_api_key)
+        return ExternalEngine(profile, profile.api_key(settings))
     return EngineProcess(profile, settings, number=number)
 
 
 class EngineProcess:
-    """A server process that is ours: it dies with the thread that starts it.
+    """A server process that we start: it dies with the thread that started it.
 
-    It listens on fresh ports, and is killed as a group. `number` tells the logs of several
-    starts apart.
+    It listens on free ports, and its whole process group is killed. `number` is part of the name
+    of its log file.
     """
 
     def __init__(self, profile: Profile, settings: Settings, *, number: int = 1) -> None:
@@ -79,11 +86,14 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, and id of the process group. EngineError before the start."""
+        """The id of the process and of its group. EngineError before the start."""
         return self._started().pid
 
     def start(self) -> None:
-        """Start the process. ConfigError when the profile's python or model is not there."""
+        """Start the process without waiting for it.
+
+        ConfigError when the python or the model of the profile does not exist.
+        """
         argv = self._argv()
         self._make_log_folder()
         env = dict(self._profile.launch.env)
@@ -94,17 +104,19 @@ class EngineProcess:
         log.info("engine %s started: pid=%d %s", self._profile.name, self.pid, self.base_url)
 
     def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:
-        """Block until the server reports itself and generates one token; its `/server_info`.
+        """Block until the server generates one token; returns what it reports about itself.
 
-        EngineStartError, with the log's tail, when it dies or is late, or `stop` is set.
+        EngineStartError when the process dies or needs more than `timeout_s` (with the tail of its
+        log), or `stop` is set.
         """
-        ready = Readiness(self._profile, self.base_url, None)
+        key = self._profile.api_key(self._settings)
+        ready = Readiness(self._profile, self.base_url, key)
         deadline = time.monotonic() + timeout_s
         while True:
             if stop.is_set():
                 raise EngineStartError("the start of the engine was called off.")
             if not self.is_up():
-                raise EngineStartError(f"the engine did not start: {self.obituary()}")
+                raise EngineStartError(f"the engine did not start: {self.describe_exit()}")
             if ready.reached():
                 return ready.server_info
             if time.monotonic() > deadline:
@@ -118,19 +130,22 @@ class EngineProcess:
         """True while the process runs; it may still hang."""
         return self._process is not None and not processes.has_exited(self._process)
 
-    def obituary(self) -> str:
-        """How it ended, and the tail of its log. Ends what is left of its group."""
+    def describe_exit(self) -> str:
+        """How the process ended, and the tail of its log. Kills what is left of its group."""
         self.stop(0)
         code = self._started().returncode
-        how = f"it exited with {code}"
+        ending = f"it exited with {code}"
         if code is not None and code < 0:
-            how = f"it was killed by {signal.Signals(-code).name}"
+            ending = f"it was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
-            how += " (by itself after a crash of one of its processes, or for lack of memory)"
-        return f"{how}. {self._tail()}"
+            ending += " (by itself after a crash of one of its processes, or for lack of memory)"
+        return f"{ending}. {self._tail()}"
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM, `grace_s`, SIGKILL to the group; blocks until it is gone. Safe to repeat."""
+        """Send SIGTERM to the group, wait `grace_s`, send SIGKILL; blocks until it is gone.
+
+        Safe to repeat, also before the start.
+        """
         if self._process is not None and not processes.end(self._process, grace_s):
             log.error("engine pid=%d: a process of its group survived SIGKILL", self.pid)
 
@@ -171,7 +186,7 @@ class EngineProcess:
 
 
 class ExternalEngine:
-    """A server that somebody else runs, at a fixed address: it is only asked, never started."""
+    """A server that runs elsewhere, at a fixed address: it is neither started nor stopped."""
 
     def __init__(self, profile: Profile, api_key: SecretStr | None = None) -> None:
         if not profile.launch.url:
@@ -181,15 +196,19 @@ class ExternalEngine:
             )
         self._profile, self._api_key = profile, api_key
         self.base_url = profile.launch.url.rstrip("/")
+        self._alive_url = self.base_url + DIALECTS[profile.launch.dialect].alive_path
         self._misses = 0
-        self._asked = 0.0
-        self._last = ""
+        self._requested_at = 0.0
+        self._last_error = ""
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing: the server runs already."""
 
     def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:
-        """Block until it generates one token. EngineStartError when late, or `stop` is set."""
+        """Block until the server generates one token; returns what it reports about itself.
+
+        EngineStartError when that takes longer than `timeout_s`, or `stop` is set.
+        """
         ready = Readiness(self._profile, self.base_url, self._api_key)
         deadline = time.monotonic() + timeout_s
         while not ready.reached():
@@ -201,23 +220,22 @@ class ExternalEngine:
         return ready.server_info
 
     def is_up(self) -> bool:
-        """False after three misses in a row, two seconds apart."""
-        if time.monotonic() - self._asked >= _STRIKE_S:
-            self._asked = time.monotonic()
+        """False after three failed requests in a row, two seconds apart. Blocks for seconds."""
+        if time.monotonic() - self._requested_at >= _MISS_S:
+            self._requested_at = time.monotonic()
             try:
-                chat = self._profile.launch.dialect == "openai"
-                ask(self.base_url + ("/v1/models" if chat else "/server_info"), None, self._api_key)
+                get_json(self._alive_url, self._api_key)
                 self._misses = 0
             except requests.RequestException as exc:
-                self._misses, self._last = self._misses + 1, type(exc).__name__
-        return self._misses < _STRIKES
+                self._misses, self._last_error = self._misses + 1, type(exc).__name__
+        return self._misses < _MISSES
 
-    def obituary(self) -> str:
-        """What the last question met."""
-        return f"the engine at {self.base_url} does not answer ({self._last})."
+    def describe_exit(self) -> str:
+        """How the last request failed."""
+        return f"the engine at {self.base_url} does not answer ({self._last_error})."
 
     def stop(self, grace_s: float) -> None:
-        """It is not ours to stop."""
+        """Do nothing: the server belongs to someone else."""
 
 
 def _free_port(*, but: frozenset[int] = frozenset()) -> int:

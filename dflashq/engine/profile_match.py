@@ -1,4 +1,4 @@
-"""Is the server that answers the one that the profile describes?"""
+"""Whether the server that answers is the one that the profile describes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _ABSENT = object()
 
 
 def check_server(profile: Profile, server_info: dict[str, Any]) -> None:
-    """Compare `/server_info` with the profile; EngineMismatchError lists every difference."""
-    wrong = [
-        f"  {key}: wanted {_words(wanted)}, found {_show(found)}{_advice(profile, key, wanted)}"
+    """Compare the server's report with the profile; EngineMismatchError lists every difference."""
+    differences = [
+        f"  {key}: wanted {_describe(wanted)}, found {_show(value)}{_advice(profile, key, wanted)}"
         for key, wanted in profile.expectations().items()
-        if not _agrees(wanted, found := lookup(server_info, key))
+        if not _agrees(wanted, value := lookup(server_info, key))
     ]
-    if wrong:
+    if differences:
         raise EngineMismatchError(
             f"the engine is not the one that profile {profile.name!r} describes; "
-            "no prompt was sent to it:\n" + "\n".join(wrong)
+            "no prompt was sent to it:\n" + "\n".join(differences)
         )
 
 
 def lookup(report: Any, path: str) -> Any:
-    """The value at a dotted path (`internal_states.0.max_running_requests`)."""
+    """The value at a dotted path (`internal_states.0.dp_size`); a sentinel where there is none."""
     for step in path.split("."):
         if isinstance(report, dict):
             report = report.get(step, _ABSENT)
@@ -38,9 +38,9 @@ def lookup(report: Any, path: str) -> Any:
 
 
 def effective_running_limit(server_info: dict[str, Any]) -> int:
-    """How many requests the engine really runs at once; EngineError when it does not say.
+    """How many requests the engine runs at once; EngineError when it does not report that.
 
-    The limit after memory was divided comes first: the one that was asked for may be larger.
+    What its memory allows is taken first, for it may be less than what was configured.
     """
     for path in ("internal_states.0.effective_max_running_requests_per_dp", "max_running_requests"):
         value = lookup(server_info, path)
@@ -50,45 +50,47 @@ def effective_running_limit(server_info: dict[str, Any]) -> int:
 
 
 def running_limit(profile: Profile, server_info: dict[str, Any]) -> int:
-    """The same for a server of this profile: `[concurrency] limit` where the server tells none."""
+    """`effective_running_limit`, or the profile's `[concurrency] limit` where none is reported.
+
+    EngineError when there is neither.
+    """
     try:
         return effective_running_limit(server_info)
     except EngineError:
         if profile.concurrency.limit is None:
             raise EngineError(
-                "the engine does not tell how many requests it runs at once, so profile "
-                f"{profile.name!r} must: set limit in its [concurrency]."
+                "the engine does not report how many requests it runs at once, so profile "
+                f"{profile.name!r} has to: set limit in its [concurrency]."
             ) from None
         return profile.concurrency.limit
 
 
-def _agrees(wanted: Scalar | Range, found: Any) -> bool:
+def _agrees(wanted: Scalar | Range, value: Any) -> bool:
     if not isinstance(wanted, Range):
-        # In Python True == 1: a switch is not a number here.
-        return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
+        # In Python True == 1, but a switch is no number.
+        return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
     low, high = wanted.min, wanted.max
-    return (low is None or _within(low, found, upper=False)) and (
-        high is None or _within(high, found, upper=True)
+    return (low is None or _within(low, value, upper=False)) and (
+        high is None or _within(high, value, upper=True)
     )
 
 
-def _within(bound: float | str, found: Any, *, upper: bool) -> bool:
+def _within(bound: float | str, value: Any, *, upper: bool) -> bool:
     if isinstance(bound, str):
-        if not isinstance(found, str):
+        if not isinstance(value, str):
             return False
-        limit = _version(bound)
-        value = _version(found)
-        return value[: len(limit)] <= limit if upper else value >= limit
-    if isinstance(found, bool) or not isinstance(found, int | float):
+        limit, version = _version(bound), _version(value)
+        return version[: len(limit)] <= limit if upper else version >= limit
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return found <= bound if upper else found >= bound
+    return value <= bound if upper else value >= bound
 
 
 def _version(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text.partition("+")[0])[:4]]
 
 
-def _words(wanted: Scalar | Range) -> str:
+def _describe(wanted: Scalar | Range) -> str:
     if not isinstance(wanted, Range):
         return repr(wanted)
     parts = [f"at least {wanted.min}"] if wanted.min is not None else []
@@ -96,12 +98,12 @@ def _words(wanted: Scalar | Range) -> str:
     return " and ".join(parts)
 
 
-def _show(found: Any) -> str:
-    return "nothing" if found is _ABSENT else repr(found)
+def _show(value: Any) -> str:
+    return "nothing" if value is _ABSENT else repr(value)
 
 
 def _advice(profile: Profile, key: str, wanted: Scalar | Range) -> str:
-    """The flag that would set it: named by the bounds, the recipe, or by its own spelling."""
+    """What to change: the flag that the range names, else the key written as a flag."""
     if key == "version":
         return "; install a version in this range, or change [expect] in the profile"
     if isinstance(wanted, Range):

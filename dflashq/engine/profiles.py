@@ -1,4 +1,4 @@
-"""Engine profiles: how to launch a server, and what it must then say about itself (TOML)."""
+"""Engine profiles: how to launch a server, and what it must then report about itself (TOML)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from dflashq import config
 from dflashq.core import keys
@@ -25,9 +33,9 @@ class _Table(BaseModel):
 
 
 class ModelSection(_Table):
-    """The model: `id` is short and names the queue, `source` is its address on the hub.
+    """The model. `id` is short and names the queue; `source` is its name on the Hugging Face hub.
 
-    `path` is the folder with weights, tokenizer and chat template; `context_length` in tokens.
+    `path` is the folder with weights, tokenizer and chat template; `context_length` is in tokens.
     """
 
     id: str = Field(min_length=1)
@@ -39,30 +47,32 @@ class ModelSection(_Table):
 
 
 class Flag(_Table):
-    """One launch flag, its value (None for a switch), and why it is there."""
+    """One launch flag, its value (None for a switch), and why the profile sets it."""
 
     flag: str = Field(pattern=r"^--[a-z0-9]")
     value: Scalar | None = None
     why: str = Field(min_length=1)
 
     def words(self) -> list[str]:
-        """The flag as words of a command line."""
+        """The flag as arguments of a command line."""
         return [self.flag] if self.value is None else [self.flag, str(self.value)]
 
 
 class Launch(_Table):
-    """How to start the server. `sglang`: a recipe of flags; `command`: any argument list, with
-    the placeholders {python} {port} {nccl_port} {model} {gpu}; `external`: a `url`, not started.
+    """How to start the server and how to watch it.
 
-    `dialect`: the native API of SGLang, or chat completions that return token ids. `stall_s`:
-    requests run and no token moves for so long means that the engine hangs; `poll_s` is the pause
-    between two looks at its metrics. `stream_every`: ids in a piece of a long generation, which is
-    looked at for loops as it comes; 0 looks at whole answers only. `sick_s`: an engine of ours
-    that answers with errors only for so long is started again.
+    `kind`: `sglang` is started with `flags`; `command` with `argv`, where {python} {port}
+    {nccl_port} {model} {gpu} are replaced; `external` runs elsewhere at `url` and is not started.
+    `dialect`: the API that it is used through, a key of `engine.dialects.DIALECTS`.
+
+    `stall_s`: an engine on which requests run and no token moves for this long counts as hung.
+    `sick_s`: an engine of ours that answers with nothing but errors for this long is restarted.
+    `poll_s`: pause between two reads of its metrics. `stream_every`: ids in one piece of a
+    streamed generation, which is searched for loops as it grows; 0: only complete answers are.
     """
 
     kind: Literal["sglang", "command", "external"] = "sglang"
-    dialect: Literal["sglang", "openai"] = "sglang"
+    dialect: str = "sglang"
     python: str = "python"
     flags: tuple[Flag, ...] = ()
     argv: tuple[str, ...] = ()
@@ -75,6 +85,16 @@ class Launch(_Table):
     poll_s: float = Field(5.0, gt=0)
     stream_every: int = Field(0, ge=0)
 
+    @field_validator("dialect")
+    @classmethod
+    def _known_dialect(cls, name: str) -> str:
+        # Here, since the dialects import this module, and take a fifth of a second to import.
+        from dflashq.engine.dialects import DIALECTS  # noqa: PLC0415
+
+        if name not in DIALECTS:
+            raise ValueError(f"{name!r} is none of {', '.join(map(repr, DIALECTS))}")
+        return name
+
     @model_validator(mode="after")
     def _complete(self) -> Launch:
         if self.kind == "command" and not self.argv:
@@ -85,9 +105,9 @@ class Launch(_Table):
 
 
 class Range(_Table):
-    """An inclusive range; text is compared as a version, as far as the bound spells it out.
+    """An inclusive range. A bound that is text is a version: "0.5" as `max` includes 0.5.23.
 
-    `flag` is the launch flag to name when the value is outside.
+    `flag` is the launch flag that an error about this value recommends.
     """
 
     min: int | float | str | None = None
@@ -96,12 +116,13 @@ class Range(_Table):
 
 
 class Concurrency(_Table):
-    """Generations in flight: the engine's running limit plus `margin`, at most `limit`.
+    """How many generations to keep in flight on one engine.
 
-    Without `margin` it is a quarter of the running limit, at least 8: enough to refill a slot
-    at once; more only queues inside the engine. `limit` also stands in for the running limit of
-    a server that tells none. Fewer are kept in flight while requests queue inside the engine for
-    more than `queue_s` on average, or while it takes running ones back for want of memory.
+    They are the engine's running limit plus `margin`, at most `limit`. The default margin is a
+    quarter of the running limit, at least 8: enough to refill a freed slot at once, while more
+    would only queue inside the engine. For a server that reports no running limit, `limit` stands
+    in for it. The number is lowered while requests queue inside the engine for more than
+    `queue_s` seconds on average, and while the engine retracts running requests to free memory.
     """
 
     margin: int | None = Field(None, ge=0)
@@ -109,14 +130,14 @@ class Concurrency(_Table):
     queue_s: float = Field(60.0, gt=0)
 
     def in_flight(self, running_limit: int) -> int:
-        """How many generations to keep in flight on an engine that runs `running_limit`."""
+        """How many generations to keep in flight on an engine that runs `running_limit` at once."""
         margin = self.margin if self.margin is not None else max(8, running_limit // 4)
-        wanted = running_limit + margin
-        return wanted if self.limit is None else min(wanted, self.limit)
+        count = running_limit + margin
+        return count if self.limit is None else min(count, self.limit)
 
 
 class Profile(_Table):
-    """One engine, complete: model, launch, what `/server_info` must report, sampling."""
+    """One engine: its model, its launch, what `/server_info` must report, how it is sampled."""
 
     name: str = Field(min_length=1)
     about: str = ""
@@ -134,9 +155,16 @@ class Profile(_Table):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether SGLang is asked to run without a GPU; of other launch kinds nobody knows."""
+        """Whether SGLang is launched with `--device cpu`; False for every other launch kind."""
         words = [word for flag in self.launch.flags for word in flag.words()]
         return self.launch.kind == "sglang" and ("--device", "cpu") in pairwise(words)
+
+    def api_key(self, settings: config.Settings) -> SecretStr | None:
+        """The key to send to the server: only an external one gets the configured key.
+
+        A server that we start has none, and a person's key must not reach it.
+        """
+        return settings.engine_api_key if self.launch.kind == "external" else None
 
     def argv(
         self, port: int, nccl_port: int, model_path: str, python: str, gpu: str = ""
@@ -147,15 +175,15 @@ class Profile(_Table):
                 f"profile {self.name!r} is external: its server is not ours to start."
             )
         if self.launch.kind == "command":
-            known = {"python": python, "port": port, "nccl_port": nccl_port}
-            known |= {"model": model_path, "gpu": gpu}
-            return [_fill(word, known) for word in self.launch.argv]
-        return [
-            *(python, "-m", "sglang.launch_server", "--host", "127.0.0.1"),
-            *("--port", str(port), "--nccl-port", str(nccl_port)),
-            *(word for flag in self._model_flags(model_path) for word in flag),
-            *(word for flag in self.launch.flags for word in flag.words()),
-        ]
+            values = {"python": python, "port": port, "nccl_port": nccl_port}
+            values |= {"model": model_path, "gpu": gpu}
+            return [_fill(word, values) for word in self.launch.argv]
+        module = [python, "-m", "sglang.launch_server", "--host", "127.0.0.1"]
+        ports = ["--port", str(port), "--nccl-port", str(nccl_port)]
+        model = [word for flag in self._model_flags(model_path) for word in flag]
+        return (
+            module + ports + model + [word for flag in self.launch.flags for word in flag.words()]
+        )
 
     def _model_flags(self, model_path: str) -> list[tuple[str, str]]:
         flags = [("--model-path", model_path), ("--served-model-name", self.model.id)]
@@ -166,16 +194,16 @@ class Profile(_Table):
         return flags
 
     def expectations(self) -> dict[str, Scalar | Range]:
-        """What the server must report: [expect], and for sglang what [model] already says."""
+        """What the server must report: `[expect]`, and for kind sglang also what `[model]` says."""
         if self.launch.kind != "sglang":
             return dict(self.expect)
         flags = self._model_flags(self.model.path)
-        own: dict[str, Scalar | Range] = {
+        from_model: dict[str, Scalar | Range] = {
             flag.removeprefix("--").replace("-", "_"): value for flag, value in flags if value
         }
         if self.model.context_length is not None:
-            own["context_length"] = self.model.context_length
-        return own | self.expect
+            from_model["context_length"] = self.model.context_length
+        return from_model | self.expect
 
 
 def _fill(text: str, values: dict[str, Any]) -> str:
@@ -185,7 +213,7 @@ def _fill(text: str, values: dict[str, Any]) -> str:
 
 
 def known_profiles() -> list[str]:
-    """Names of the profiles that ship with the package."""
+    """The names of the profiles that ship with the package, sorted."""
     folder = files("dflashq.engine") / "profiles"
     return sorted(
         entry.name.removesuffix(".toml")
@@ -195,23 +223,24 @@ def known_profiles() -> list[str]:
 
 
 def load_profile(name_or_path: str, settings: config.Settings | None = None) -> Profile:
-    """Read a profile by name or from a TOML file, with {cache} and {package} replaced.
+    """Read the profile of this name, or the TOML file at this path.
 
-    In the paths of the model and of python a `*` stands for the newest match. The settings
-    `model_path` and `engine_python`, when set, take the place of the profile's own.
-    ConfigError names the file and each wrong field, or lists the known names.
+    {cache} and {package} are replaced. In the paths of the model and of python a `*` stands for
+    the newest match. The settings `model_path`, `engine_python` and (for an external server)
+    `engine_url` override the profile. ConfigError names the file and each wrong field, or lists
+    the known names.
     """
     settings = settings if settings is not None else config.load()
-    where, text = _read(name_or_path)
+    path, text = _read(name_or_path)
     try:
         raw = tomllib.loads(text)
-        profile = Profile.model_validate({"name": Path(where).stem, **raw})
+        profile = Profile.model_validate({"name": Path(path).stem, **raw})
     except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"profile {where} is not TOML: {exc}.") from None
+        raise ConfigError(f"profile {path} is not TOML: {exc}.") from None
     except ValidationError as exc:
         rows = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors())
-        raise ConfigError(f"profile {where} is wrong: {rows}.") from None
-    return _placed(profile, settings)
+        raise ConfigError(f"profile {path} is wrong: {rows}.") from None
+    return _with_paths(profile, settings)
 
 
 def _read(name_or_path: str) -> tuple[str, str]:
@@ -228,12 +257,13 @@ def _read(name_or_path: str) -> tuple[str, str]:
     return str(path), path.read_text()
 
 
-def _placed(profile: Profile, settings: config.Settings) -> Profile:
-    places = {"cache": settings.cache_dir, "package": files("dflashq")}
+def _with_paths(profile: Profile, settings: config.Settings) -> Profile:
+    """The profile with every placeholder replaced and the overriding settings applied."""
+    folders = {"cache": settings.cache_dir, "package": files("dflashq")}
     launch, model = profile.launch, profile.model
-    python = settings.engine_python or _newest(_fill(launch.python, places))
-    env = {key: _fill(value, places) for key, value in launch.env.items()}
-    path = settings.model_path or _newest(_fill(model.path, places))
+    python = settings.engine_python or _newest(_fill(launch.python, folders))
+    env = {key: _fill(value, folders) for key, value in launch.env.items()}
+    path = settings.model_path or _newest(_fill(model.path, folders))
     url = settings.engine_url if launch.kind == "external" else ""
     return profile.model_copy(
         update={
@@ -246,12 +276,12 @@ def _placed(profile: Profile, settings: config.Settings) -> Profile:
 
 
 def _newest(pattern: str) -> str:
-    """The newest path that matches; the pattern itself when none does or it is a plain path.
+    """The newest path that matches; the pattern itself when it has no `*` or nothing matches.
 
     A pattern that ends in a slash matches folders only.
     """
     if "*" not in pattern:
         return pattern
-    # lstat: the python of a virtual environment is a link to one that is older than all.
-    found = max(glob.glob(pattern), key=lambda path: os.lstat(path).st_mtime, default=pattern)
-    return found.rstrip("/")
+    # lstat: a virtual environment's python is a link, and its target is older than all of them.
+    newest = max(glob.glob(pattern), key=lambda path: os.lstat(path).st_mtime, default=pattern)
+    return newest.rstrip("/")

@@ -1,4 +1,4 @@
-"""The turn that is asked for, as a conversation: what a dialect without ids needs."""
+"""What one request carries beside the token ids: the conversation, an id, an observer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 
 from dflashq.core.model import Message
 
-# Sees the ids so far while they come; raises to end the generation.
+# Called with all ids generated so far; an exception ends the generation.
 TokenObserver = Callable[[list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages up to the last user turn, and how the template is to render them."""
+    """The messages up to the last user turn, and how the chat template renders them.
+
+    `tools`: JSON schemas of the tools, or None. `thinking`: the template's `enable_thinking`.
+    """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
@@ -24,10 +27,15 @@ class Conversation:
 
 
 def request_ids() -> Iterator[str]:
-    """Ids for requests, without end: all of one length, and no other series has them.
+    """An endless series of request ids of equal length; no two series share an id.
 
-    Random once and counted from then on: asking the system for random bytes gives up the
-    interpreter each time, which costs a busy loop more than a request does.
+    The series has a random name and a counter. Random bytes for every id would cost more than a
+    request does: reading them from the system releases the interpreter lock each time.
     """
     series = secrets.token_hex(8)
     return (f"dfq-{series}{number:016x}" for number in itertools.count())
+
+
+def startup_request_id() -> str:
+    """A request id for the start-up check; all are of equal length."""
+    return f"startup-{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""What `/metrics` says: Prometheus text to numbers, and the few of them that we live by."""
+"""The engine's `/metrics`: Prometheus text parsed to numbers, and the few that a worker uses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 _METRIC = re.compile(r"^((?:sglang|vllm):\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _MODE = re.compile(r'(?:^|,)mode="(\w+)"')
 
-# SGLang's name first, then vLLM's for the same. Of the counters every one is read: some move with
-# each step of the engine, some only when a request ends.
+# SGLang's names first, then vLLM's for the same quantity: the first that exists is taken. Of the
+# progress counters all are read: some grow with each step of the engine, some only when a request
+# ends.
 _RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
 _QUEUED = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
 _KV = ("sglang:full_token_usage", "sglang:token_usage", "vllm:kv_cache_usage_perc")
@@ -29,16 +30,17 @@ _PROGRESS = (
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """An engine at one moment. Shares are of 1, throughput is in tokens a second.
+    """An engine's metrics at one moment.
 
-    `progress` holds the counters of which at least one grows while the engine works; `retracted`
-    counts requests that were taken back for want of memory; `queue_s` and `queued_ever` are the
-    seconds that requests have waited inside the engine and how many, since its start.
+    `running`, `queued`: requests. `accept_length`: tokens per verification step of speculation.
+    `kv_use`, `state_use`: fractions of the memory for the KV cache and for recurrent state.
+    Since the engine's start: `retracted` counts requests that it took back for lack of memory,
+    `queue_s` the seconds that requests waited inside it, `queued_ever` these requests, and
+    `progress` holds the counters of which at least one grows while it works.
     """
 
     running: int = 0
     queued: int = 0
-    throughput: float = 0.0
     accept_length: float = 0.0
     kv_use: float = 0.0
     state_use: float = 0.0
@@ -48,7 +50,7 @@ class EngineStats:
     progress: dict[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, float]:
-        """The part that a worker tells about its engine, rounded."""
+        """The fields that a worker publishes about its engine, rounded."""
         return {
             "queued": self.queued,
             "accept_length": round(self.accept_length, 2),
@@ -59,9 +61,9 @@ class EngineStats:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus text to sums by name, and by `name.mode` where there is such a label.
+    """Parse Prometheus text: the sum over labels by name, and by `name.mode` for a label `mode`.
 
-    Histogram buckets are left out.
+    Only metrics of SGLang and vLLM are read, and no histogram buckets.
     """
     sums: defaultdict[str, float] = defaultdict(float)
     for name, labels, value in _METRIC.findall(text):
@@ -73,8 +75,8 @@ def parse_metrics(text: str) -> dict[str, float]:
     return dict(sums)
 
 
-def read_vitals(metrics: Mapping[str, float]) -> EngineStats | None:
-    """The vitals among parsed metrics; None when they hold no counter of tokens or requests."""
+def engine_stats(metrics: Mapping[str, float]) -> EngineStats | None:
+    """The EngineStats of parsed metrics; None when they hold no counter of tokens or requests."""
     progress = {name: metrics[name] for name in _PROGRESS if name in metrics}
     if not progress:
         return None
@@ -85,7 +87,6 @@ def read_vitals(metrics: Mapping[str, float]) -> EngineStats | None:
     return EngineStats(
         running=int(first(*_RUNNING)),
         queued=int(first(*_QUEUED)),
-        throughput=first("sglang:gen_throughput"),
         accept_length=first("sglang:spec_accept_length"),
         kv_use=first(*_KV),
         state_use=first("sglang:mamba_usage"),

@@ -1,4 +1,4 @@
-"""The engine's life as the worker sees it: up, down, up again on other ports, or given up."""
+"""The life of a worker's engine: started, watched, restarted on other ports, or given up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dflashq.core.errors import (
     EngineMismatchError,
     EngineStartError,
 )
-from dflashq.engine.gpu_lock import GpuLock, gpu_memory_used_mb
+from dflashq.engine.gpu_lock import GpuLock, gpu_memory_used_mib
 from dflashq.engine.health_monitor import EngineHealthMonitor
 from dflashq.engine.process import Engine, new_engine
 from dflashq.engine.profile_match import check_server
@@ -29,24 +29,31 @@ from dflashq.system.threads import OneShotThread
 log = logging.getLogger(__name__)
 
 STARTING, READY, DOWN, FAILED, STOPPED = "starting", "ready", "down", "failed", "stopped"
-_WATCH_S = 0.2
+_POLL_S = 0.2
 _BUDGET_WINDOW_S = 3600.0
-_PAUSE_S = 1.0
-_GPU_WAIT_S, _GPU_SLACK_MB = 60.0, 1024
+_BACKOFF_S, _BACKOFF_CAP_S = 1.0, 30.0
+_GPU_WAIT_S, _GPU_SLACK_MIB = 60.0, 1024
 _PORT_TAKEN = re.compile(r"address already in use", re.IGNORECASE)
 
 
 class EngineSupervisor:
-    """Keeps one engine alive from one long-lived thread, which the engine's life is tied to.
+    """Keeps one engine alive, from one thread that lives as long as the worker.
 
-    Callbacks come from that thread: `on_ready(base_url, server_info)` after every start,
-    `on_down(reason)` as soon as a death is seen, `on_failed(error)` once, when it gives up:
-    at the first start that fails, at a server that is not the profile's, or when the restarts
-    of an hour (`settings.engine_restarts`) are spent. `on_vitals(vitals)` comes every few seconds
-    while it is ready. `truth(base_url, server_info)` is asked before `on_ready` and raises what
-    is wrong with a server that should not be used; `in_flight()` says how many requests of ours it
-    has: when some are in flight and no token moves for the profile's `stall_s`, it counts as dead.
-    Properties may be read from any thread.
+    All callbacks are called from that thread:
+
+    - `on_ready(base_url, server_info)` after every start;
+    - `on_down(reason)` as soon as the engine is found dead;
+    - `on_failed(error)` once, when the supervisor gives up: the first start fails, the server is
+      not the one of the profile, or the engine died more often within an hour than
+      `settings.engine_restarts` allows;
+    - `on_stats(stats)` every few seconds while the engine is ready;
+    - `check(base_url, server_info)` before `on_ready`; it raises EngineMismatchError for a server
+      that must not be used, EngineError for one that stopped answering;
+    - `in_flight()` returns how many requests this worker has in the engine. While there are some
+      and no token moves for the profile's `stall_s`, the engine counts as dead.
+
+    `state`, `error` (why it gave up) and `starts` (how often an engine became ready) may be read
+    from any thread.
     """
 
     def __init__(
@@ -57,77 +64,66 @@ class EngineSupervisor:
         on_ready: Callable[[str, dict[str, Any]], None],
         on_down: Callable[[str], None],
         on_failed: Callable[[DflashqError], None],
-        on_vitals: Callable[[EngineStats], None] = lambda _: None,
-        truth: Callable[[str, dict[str, Any]], None] = lambda *_: None,
+        on_stats: Callable[[EngineStats], None] = lambda _: None,
+        check: Callable[[str, dict[str, Any]], object] = lambda *_: None,
         in_flight: Callable[[], int] | None = None,
     ) -> None:
         self._profile, self._settings = profile, settings
         self._on_ready, self._on_down, self._on_failed = on_ready, on_down, on_failed
-        self._on_vitals, self._truth, self._in_flight = on_vitals, truth, in_flight
+        self._on_stats, self._check, self._in_flight = on_stats, check, in_flight
         self._lock = GpuLock(settings.lock_dir, settings.gpu)
-        # Never begun anew: the engine's process lives as long as the thread that started it.
+        # One shot: the engine's process dies with the thread that started it.
         self._thread = OneShotThread("engine", self._run, vital=True)
         self._stop, self._wake, self._settled = (threading.Event() for _ in range(3))
         self._grace_s = profile.launch.stop_grace_s
-        self._order: str | None = None
+        self._restart_reason: str | None = None
         self._deaths: deque[float] = deque()
-        self._gpu_before: int | None = None
+        self._gpu_idle_mib: int | None = None
         self._engine: Engine | None = None
         self.state = STARTING
         self.error: DflashqError | None = None
-        self.server_info: dict[str, Any] = {}
-        self.stats: EngineStats | None = None
-        self.generation = 0
-
-    @property
-    def base_url(self) -> str:
-        """Address of the current engine; empty before its first start."""
-        return self._engine.base_url if self._engine is not None else ""
-
-    def start(self) -> None:
-        """Start and block until the engine is ready; raises what kept it from that."""
-        self.launch()
-        try:
-            self._settled.wait()
-        except BaseException:
-            self.stop(0)
-            raise
-        if not self.wait_started(0):
-            raise EngineStartError("the engine was stopped before it was ready.")
+        self.starts = 0
 
     def launch(self) -> None:
-        """Start without waiting. EngineError when another worker of this host has the GPU."""
+        """Start without waiting for the engine; call it once.
+
+        EngineError when another worker of this host has the GPU.
+        """
         self._lock.acquire()
-        self._gpu_before = gpu_memory_used_mb(self._settings.gpu)
+        self._gpu_idle_mib = gpu_memory_used_mib(self._settings.gpu)
         if not self._thread.start():
-            raise EngineStartError("this host has no thread left to watch over an engine.")
+            raise EngineStartError("this host has no thread left to supervise an engine.")
 
     def wait_started(self, timeout_s: float) -> bool:
-        """True once it was ready, False after `timeout_s`; raises what made the start fail."""
+        """Block until the first start is over; False when that takes longer than `timeout_s`.
+
+        True when the engine became ready. Raises the error that made the start fail.
+        """
         if not self._settled.wait(timeout_s):
             return False
         if self.error is not None:
             self.stop(0)
             raise self.error
-        return self.generation > 0
+        return self.starts > 0
 
     def restart(self, reason: str) -> None:
-        """Kill the engine and start another, as after a death; it spends a restart. Any thread."""
-        self._order = reason
+        """Kill the engine and start another. It counts as a death. Any thread; does not block."""
+        self._restart_reason = reason
         self._wake.set()
 
-    def forgive(self) -> None:
-        """Give the last death back to the budget, when a prompt is to blame for it.
+    def refund_deaths(self, count: int) -> None:
+        """Give the last `count` deaths back to the restart budget: a prompt was to blame.
 
-        Called from within `on_down` it comes before the budget is looked at.
+        Any thread; called from within `on_down` it takes effect before the budget is checked.
         """
         with contextlib.suppress(IndexError):
-            self._deaths.pop()
+            for _ in range(count):
+                self._deaths.pop()
 
     def stop(self, grace_s: float | None = None) -> None:
         """End the engine and the thread; blocks until both are gone. Safe to repeat.
 
-        `grace_s` (the profile's own by default) is what the server gets to end by itself.
+        `grace_s`: seconds between SIGTERM and SIGKILL, by default the profile's.
         """
         if grace_s is not None:
             self._grace_s = grace_s
@@ -139,9 +135,9 @@ class EngineSupervisor:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                reason = self._live()
+                reason = self._run_once()
                 if reason is not None and not self._stop.is_set():
-                    self._spend(reason)
+                    self._charge_restart_budget(reason)
             self.state = STOPPED
         except DflashqError as exc:
             self._fail(exc)
@@ -151,42 +147,42 @@ class EngineSupervisor:
         finally:
             self._settled.set()
 
-    def _live(self) -> str | None:
-        """One start to its end; the reason of its death, or None when it was told to stop."""
+    def _run_once(self) -> str | None:
+        """One start of the engine to its end: why it died, or None after `stop`."""
         self.state = STARTING
-        self._order = None  # it was meant for the engine that is gone
-        engine = self._engine = new_engine(self._profile, self._settings, self.generation + 1)
+        self._restart_reason = None  # a request that came late was for the engine that is gone
+        engine = self._engine = new_engine(self._profile, self._settings, self.starts + 1)
         try:
-            death = self._bring_up(engine) or self._watch(engine)
+            death = self._start_and_check(engine) or self._watch(engine)
             if death is not None and not self._stop.is_set():
-                self._mourn(death)
+                self._on_death(death)
             return death
         finally:
             engine.stop(self._grace_s if self._stop.is_set() else 0)
 
-    def _bring_up(self, engine: Engine) -> str | None:
+    def _start_and_check(self, engine: Engine) -> str | None:
+        """Start the engine and announce that it is ready; why it died instead, or None."""
         try:
             engine.start()
             report = engine.wait_ready(self._profile.launch.start_timeout_s, self._stop)
         except EngineStartError as exc:
             if self._stop.is_set():
                 return None
-            # A start that never worked will not work by itself; a lost port is bad luck.
-            if self.generation == 0 and not _PORT_TAKEN.search(str(exc)):
+            # A first start that fails would fail again, unless another process took its port.
+            if self.starts == 0 and not _PORT_TAKEN.search(str(exc)):
                 raise
             return str(exc)
         check_server(self._profile, report)
         try:
-            self._truth(engine.base_url, report)
+            self._check(engine.base_url, report)
         except EngineMismatchError:
             raise
         except EngineError as exc:
-            # It fell silent while it was checked: a death like any other, once one has worked.
-            if self.generation == 0:
+            # It stopped answering during the check: a death, if an earlier start has worked.
+            if self.starts == 0:
                 raise
             return str(exc)
-        self.server_info = report
-        self.generation += 1
+        self.starts += 1
         self.state = READY
         log.info("engine %s ready at %s", self._profile.name, engine.base_url)
         self._on_ready(engine.base_url, report)
@@ -194,33 +190,35 @@ class EngineSupervisor:
         return None
 
     def _watch(self, engine: Engine) -> str | None:
-        launch, key = self._profile.launch, self._settings.engine_api_key
-        api_key = key if launch.kind == "external" else None
-        watch = EngineHealthMonitor(launch, engine.base_url, api_key, self._in_flight)
+        """Block until the engine dies or hangs; the reason, or None after `stop`."""
+        key = self._profile.api_key(self._settings)
+        monitor = EngineHealthMonitor(self._profile.launch, engine.base_url, key, self._in_flight)
         while not self._stop.is_set():
-            if self._order is not None:
-                reason, self._order = self._order, None
+            if self._restart_reason is not None:
+                reason, self._restart_reason = self._restart_reason, None
                 return reason
             if not engine.is_up():
-                return engine.obituary()
-            stats, stalled = watch.look(time.monotonic())
+                return engine.describe_exit()
+            stats, stalled = monitor.poll(time.monotonic())
             if stats is not None:
-                self.stats = stats
-                self._on_vitals(stats)
+                self._on_stats(stats)
             if stalled is not None:
                 return f"the engine hangs: {stalled}. It is killed and started again."
-            self._wake.wait(_WATCH_S)
+            self._wake.wait(_POLL_S)
             self._wake.clear()
         return None
 
-    def _mourn(self, reason: str) -> None:
-        self.state, self.stats = DOWN, None
+    def _on_death(self, reason: str) -> None:
+        self.state = DOWN
         self._deaths.append(time.monotonic())
         log.warning("engine %s is down: %s", self._profile.name, reason)
         self._on_down(reason)
 
-    def _spend(self, reason: str) -> None:
-        """Go on within the budget, or raise. Waits for the GPU's memory, and a little longer."""
+    def _charge_restart_budget(self, reason: str) -> None:
+        """Block until the next start may begin: the GPU's memory is free, the back-off is over.
+
+        EngineError when the deaths of the last hour exceed the budget.
+        """
         oldest = time.monotonic() - _BUDGET_WINDOW_S
         while self._deaths and self._deaths[0] < oldest:
             self._deaths.popleft()
@@ -230,21 +228,22 @@ class EngineSupervisor:
                 f"again. The last time: {reason}"
             )
         self._await_gpu()
-        # Back-off, cut short by a stop.
-        self._stop.wait(min(30.0, _PAUSE_S * 2 ** max(0, len(self._deaths) - 1)) - _PAUSE_S)
+        # None after the first death, then doubled; `stop` cuts it short.
+        backoff_s = _BACKOFF_S * 2 ** max(0, len(self._deaths) - 1)
+        self._stop.wait(min(_BACKOFF_CAP_S, backoff_s) - _BACKOFF_S)
 
     def _await_gpu(self) -> None:
-        """Block until a killed engine's memory is free again, at most a minute."""
-        before = self._gpu_before
+        """Block until the GPU memory of the killed engine is free again, at most a minute."""
+        idle = self._gpu_idle_mib
         deadline = time.monotonic() + _GPU_WAIT_S
-        while before is not None and not self._stop.is_set():
-            used = gpu_memory_used_mb(self._settings.gpu)
-            if used is None or used <= before + _GPU_SLACK_MB:
+        while idle is not None and not self._stop.is_set():
+            used = gpu_memory_used_mib(self._settings.gpu)
+            if used is None or used <= idle + _GPU_SLACK_MIB:
                 return
             if time.monotonic() > deadline:
                 log.warning("GPU %s still holds %d MiB", self._settings.gpu, used)
                 return
-            self._stop.wait(_WATCH_S)
+            self._stop.wait(_POLL_S)
 
     def _fail(self, error: DflashqError) -> None:
         self.state, self.error = FAILED, error

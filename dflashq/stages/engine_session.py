@@ -19,10 +19,12 @@ from dflashq.core.model import Message, Sampling, canonical_json
 from dflashq.core.redact import without_secrets
 from dflashq.engine.chat_renderer import ChatRenderer
 from dflashq.engine.concurrency_limit import AimdLimit
-from dflashq.engine.dialects.base import Conversation, EngineClient, open_client
+from dflashq.engine.dialects import DIALECTS
+from dflashq.engine.dialects.base import EngineClient
 from dflashq.engine.gate import Gate
 from dflashq.engine.profile_match import running_limit
 from dflashq.engine.profiles import Profile
+from dflashq.engine.request import Conversation
 from dflashq.engine.startup_check import StartupCheck
 from dflashq.engine.stats import EngineStats
 from dflashq.ledger import Lease
@@ -72,8 +74,7 @@ class EngineSession:
         )
         keeping.blockage = KeepBlockage(self._close_blocked, self.gate.threadsafe_open)
         self._client: EngineClient | None = None
-        # A key is for servers that others run; one of ours has none.
-        self._api_key = api_key if profile.launch.kind == "external" else None
+        self._api_key = api_key
         self._limit: AimdLimit | None = None
         self.stats: EngineStats | None = None
         self.engine_id = ""
@@ -111,7 +112,8 @@ class EngineSession:
 
     async def _switch(self, base_url: str, server_info: dict[str, Any], limit: int) -> None:
         if self._client is None:
-            self._client = open_client(self.profile, base_url, server_info, self._api_key)
+            dialect = DIALECTS[self.profile.launch.dialect]
+            self._client = dialect.new_client(self.profile, base_url, server_info, self._api_key)
             await self._client.open()
         self._client.base_url = base_url
         self._dead.clear()
@@ -128,7 +130,7 @@ class EngineSession:
         """What the engine's metrics say now; the number in flight follows from it."""
         self.stats = stats
         admission = self._limit
-        if admission is not None and admission.see(time.monotonic(), stats):
+        if admission is not None and admission.update(time.monotonic(), stats):
             log.info("%d generations in flight from now on: %s", admission.limit, admission.why)
             self.loop.loop.call_soon_threadsafe(self.gate.set_limit, admission.limit)
 
@@ -178,7 +180,7 @@ class EngineSession:
 
     async def _hang_up(self) -> None:
         if self._client is not None:
-            await self._client.hang_up()
+            await self._client.drop_requests()
 
     def _record(self, server_info: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -29,7 +29,7 @@ class FileLock:
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         self._path = path
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+        self._handle = _open(path, mode)
 
     def share(self) -> None:
         """Hold it with others who share it. Blocks while somebody has it alone."""
@@ -68,6 +68,21 @@ class FileLock:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _open(path: Path, mode: int) -> int:
+    """The file open for reading and writing, made with exactly `mode` when it is not there.
+
+    First without O_CREAT: Linux refuses that for another user's file in a folder like /tmp
+    (fs.protected_regular). And a umask must not keep other users from a lock that they share.
+    """
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+    if os.fstat(handle).st_uid == os.getuid():
+        os.fchmod(handle, mode)
+    return handle
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from dflashq.engine.chat_renderer import ChatRenderer
 from tests.benchmarks.results import Figure
 from tests.benchmarks.setup import Engine, cpu_s, fleet_of, give, pin, pin_servers
 from tests.support.engine_emulator import EmulatedEngine, prompt_hash
-from tests.support.engine_emulator.answers import Lengths
+from tests.support.engine_emulator.answers import LengthDistribution
 from tests.support.engine_emulator.profile import token_options
 from tests.support.fault_fleet import lines_of
 from tests.support.fleet import prompts_file
@@ -38,7 +38,7 @@ SCRIPT = Path(__file__).with_name("datatrove_comparison.py")
 
 def drawn(seed: int) -> list[float]:
     """Seconds of every answer in the order of the prompts, as the engine will draw them."""
-    renderer, lengths = ChatRenderer(TINY), Lengths.parse(LENGTHS)
+    renderer, lengths = ChatRenderer(TINY), LengthDistribution.parse(LENGTHS)
     found = []
     for number in range(PROMPTS):
         turn = {"role": "user", "content": f"What is {number} plus 0?"}

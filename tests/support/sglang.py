@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -12,6 +13,9 @@ import requests
 from dflashq.config import Settings
 from dflashq.embedded.cpu_engine import engine_environment, ensure_engine
 from dflashq.embedded.server_process import ServerProcess
+from dflashq.engine.chat_renderer import ChatRenderer
+from dflashq.engine.dialects.sglang import SGLang
+from dflashq.engine.profiles import Profile
 from dflashq.system.ports import free_port
 from tests.support.paths import TINY_MODEL
 from tests.support.wait import WAIT_S
@@ -73,6 +77,17 @@ def sglang_server(
     child.wait_ready(lambda: _healthy(url), READY_S)
     yield url
     child.stop()
+
+
+def report_of(url: str) -> dict[str, Any]:
+    """What the server reports about itself."""
+    profile = Profile.model_validate({"name": "tiny", "model": {"id": "tiny"}})
+    return SGLang().report(profile, url, None)
+
+
+def renderer_of(url: str) -> ChatRenderer:
+    """A renderer of the model that the server serves."""
+    return ChatRenderer(report_of(url)["model_path"])
 
 
 def _healthy(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""An emulated engine under a supervisor, with what was called back."""
+"""An emulated engine under a supervisor that records its callbacks."""
 
 from __future__ import annotations
 
@@ -37,29 +37,41 @@ def profile_in(tmp_path: Path, model_dir: Path, **options: Any) -> Profile:
     return load_profile(str(path), settings_in(tmp_path))
 
 
-class Supervised:
-    """A supervisor and the requests that it is told of. A context manager; starts on entry."""
+def start(supervisor: EngineSupervisor) -> None:
+    """Start the engine and block until it is ready; raises what prevented that."""
+    supervisor.launch()
+    started = supervisor.wait_started(WAIT_S)
+    assert started, "the engine was not ready in time"
 
-    def __init__(self, tmp_path: Path, profile: Profile, **more: Any) -> None:
+
+class Supervised:
+    """A supervisor, its callbacks and its requests in flight. A context manager; starts on entry.
+
+    `values` are settings, `more` goes to the supervisor.
+    """
+
+    def __init__(
+        self, tmp_path: Path, profile: Profile, values: dict[str, Any] | None = None, **more: Any
+    ) -> None:
         self.ready: list[str] = []
         self.down: list[str] = []
         self.failed: list[Exception] = []
-        self.seen: list[EngineStats] = []
-        self._asked, self._lock = 0, threading.Lock()
+        self.stats: list[EngineStats] = []
+        self._in_flight, self._lock = 0, threading.Lock()
         self._pool = ThreadPoolExecutor(16)
         self.supervisor = EngineSupervisor(
             profile,
-            settings_in(tmp_path),
+            settings_in(tmp_path, **(values or {})),
             on_ready=lambda url, _: self.ready.append(url),
             on_down=self.down.append,
             on_failed=self.failed.append,
-            on_vitals=self.seen.append,
-            in_flight=lambda: self._asked,
+            on_stats=self.stats.append,
+            in_flight=lambda: self._in_flight,
             **more,
         )
 
     def __enter__(self) -> Self:
-        self.supervisor.start()
+        start(self.supervisor)
         return self
 
     def __exit__(
@@ -80,9 +92,9 @@ class Supervised:
 
     def _ask(self, url: str, ids: list[int]) -> requests.Response:
         with self._lock:
-            self._asked += 1
+            self._in_flight += 1
         try:
             return requests.post(f"{url}/generate", json=body(ids), timeout=WAIT_S)
         finally:
             with self._lock:
-                self._asked -= 1
+                self._in_flight -= 1

@@ -1,4 +1,4 @@
-"""SGLang's native API: exact ids in, exact ids out, and every way in which it can fail."""
+"""SGLang's native API: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -10,30 +10,88 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from dflashq.core.errors import EngineError, EngineRequestError
-from dflashq.core.model import Generation, Message, Sampling
+from dflashq.core.errors import EngineRequestError
+from dflashq.core.model import Generation, Sampling
+from dflashq.engine.http_probe import GENERATE_S, get_json, post_json
 from dflashq.engine.http_session import (
-    ASIDE_S,
+    CONTROL_S,
     EngineHttpSession,
+    json_object,
     malformed,
     number,
-    table,
     token_ids,
 )
-from dflashq.engine.profile_match import effective_running_limit
-from dflashq.engine.request import Conversation, TokenObserver
+from dflashq.engine.profiles import Profile
+from dflashq.engine.request import Conversation, TokenObserver, startup_request_id
 from dflashq.engine.stats import parse_metrics
 
-__all__ = ["SGLangClient", "effective_running_limit", "parse_metrics"]
+
+class SGLang:
+    """The native dialect: `/generate`, `/server_info`, `/v1/tokenize`. See `Dialect`."""
+
+    alive_path = "/server_info"
+
+    def new_client(
+        self, profile: Profile, base_url: str, server_info: dict[str, Any], key: SecretStr | None
+    ) -> SGLangClient:
+        """A client that is not open yet; it streams as `[launch] stream_every` says."""
+        del server_info  # the native API needs no model name
+        return SGLangClient(base_url, key, stream_every=profile.launch.stream_every)
+
+    def report(self, profile: Profile, base_url: str, key: SecretStr | None) -> dict[str, Any]:
+        """`/server_info`: every resolved argument, and the state of the scheduler."""
+        del profile  # `profile_match.check_server` compares the model
+        return json_object(get_json(f"{base_url}/server_info", key), "/server_info")
+
+    def probe(
+        self,
+        profile: Profile,
+        base_url: str,
+        server_info: dict[str, Any],
+        key: SecretStr | None,
+        attempt: int,
+    ) -> None:
+        """Generate one token from two ids; other ids each time, as a prompt may be refused."""
+        del profile, server_info
+        sampling = {"max_new_tokens": 1, "temperature": 0.0}
+        body = {"input_ids": [1, 1 + attempt % 100], "sampling_params": sampling}
+        post_json(f"{base_url}/generate", body, key)
+
+    def render(
+        self, base_url: str, model: str, conversation: Conversation, key: SecretStr | None
+    ) -> list[int]:
+        """The ids that `/v1/tokenize` returns for a conversation."""
+        del model  # the server has only one
+        body: dict[str, Any] = {
+            "messages": conversation.messages,
+            "chat_template_kwargs": {"enable_thinking": conversation.thinking},
+        }
+        body |= {"tools": conversation.tools} if conversation.tools else {}
+        answer = post_json(f"{base_url}/v1/tokenize", body, key, GENERATE_S)
+        return token_ids(json_object(answer, "/v1/tokenize").get("tokens"), "tokens")
+
+    def generate_once(
+        self,
+        base_url: str,
+        model: str,
+        conversation: Conversation,
+        prompt_ids: list[int],
+        sampling: Sampling,
+        end_ids: frozenset[int],
+        key: SecretStr | None,
+    ) -> Generation:
+        """One short generation from `prompt_ids`; `conversation` is not used."""
+        del model, conversation
+        body = generate_body(prompt_ids, sampling, startup_request_id(), end_ids)
+        answer = post_json(f"{base_url}/generate", body, key, GENERATE_S)
+        return parse_generate_response(answer, prompt_ids)
 
 
 class SGLangClient(EngineHttpSession):
-    """The client of one SGLang server, through `/generate`.
+    """The client of one SGLang server; `EngineHttpSession` describes its life cycle.
 
-    `EngineHttpSession` says how it is used.
-
-    `stream_every`: how many new ids make a piece of a long generation that is watched; 0 for
-    answers in one piece only. The server must be started with --incremental-streaming-output.
+    `stream_every`: after how many new ids a long generation sends a piece to its observer; 0: it
+    is never streamed. Streaming needs a server started with --incremental-streaming-output.
     """
 
     def __init__(
@@ -51,98 +109,69 @@ class SGLangClient(EngineHttpSession):
         conversation: Conversation | None = None,
         watch: TokenObserver | None = None,
     ) -> Generation:
-        """One assistant turn for `prompt_ids`, with the ids exactly as sampled.
+        """One assistant turn, as `EngineClient.generate` says; `conversation` is not used.
 
-        `rid` must be unique and of fixed length (the server aborts by prefix). Raises
-        EngineRefusedError (this prompt, for good), EngineRequestError (any other failure, also an
-        abort and a malformed answer), EngineDownError (no answer).
-        Safe to repeat with another rid. `watch` sees the ids so far of a streamed answer; what it
-        raises ends the generation. Cancelling it aborts the request on the engine, which by
-        itself notices a dropped connection only after seconds.
+        `watch` is called for generations that may be longer than two pieces of `stream_every`.
+        A cancelled task aborts its request: SGLang notices a closed connection only seconds later.
         """
-        del conversation  # the ids say all
+        del conversation  # the server gets its ids
         body = generate_body(prompt_ids, sampling, rid, end_ids)
-        # A short answer is over before there would be a second piece to look at.
+        # A short answer ends before its observer could see a second piece.
         every = self._stream_every if sampling.max_new_tokens > 2 * self._stream_every else 0
         try:
             if watch is not None and every:
-                answer = await self._watched(body, every, watch)
+                answer = await self._generate_streamed(body, every, watch)
             else:
                 answer = await self.json("POST", "/generate", body, limit_s=None)
         except asyncio.CancelledError:
-            self.errand(self.abort(rid), f"aborting {rid}")
+            self.run_in_background(self.abort(rid), f"aborting {rid}")
             raise
-        return read_generation(answer, prompt_ids)
+        return parse_generate_response(answer, prompt_ids)
 
-    async def _watched(
+    async def _generate_streamed(
         self, body: dict[str, Any], every: int, watch: TokenObserver
     ) -> dict[str, Any]:
-        """The whole answer of a streamed request; `watch` sees each piece and may end it."""
+        """The complete answer of a streamed request; an exception of `watch` aborts it."""
         sampling = {**body["sampling_params"], "stream_interval": every}
-        asked = {**body, "stream": True, "sampling_params": sampling}
+        streamed = {**body, "stream": True, "sampling_params": sampling}
         ids: list[int] = []
-        async with contextlib.aclosing(self.events("/generate", asked)) as pieces:
+        async with contextlib.aclosing(self.events("/generate", streamed)) as pieces:
             async for piece in pieces:
                 ids += token_ids(piece.get("output_ids"), "output_ids")
-                if table(piece.get("meta_info"), "meta_info").get("finish_reason") is not None:
+                meta = json_object(piece.get("meta_info"), "meta_info")
+                if meta.get("finish_reason") is not None:
                     return {**piece, "output_ids": ids}
                 try:
                     watch(ids)
                 except BaseException:
-                    self.errand(self.abort(body["rid"]), f"aborting {body['rid']}")
+                    self.run_in_background(self.abort(body["rid"]), f"aborting {body['rid']}")
                     raise
         raise malformed("its stream ended before the answer did")
 
-    async def server_info(self) -> dict[str, Any]:
-        """All resolved arguments and state of the server. Same errors as `generate`."""
-        return table(await self.json("GET", "/server_info"), "/server_info")
-
-    async def tokenize(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, thinking: bool
-    ) -> list[int]:
-        """The server's own rendering of a conversation, to compare with ours."""
-        body = tokenize_body(Conversation(messages, tools, thinking))
-        answer = table(await self.json("POST", "/v1/tokenize", body), "/v1/tokenize")
-        return token_ids(answer.get("tokens"), "tokens")
-
     async def abort(self, rid: str) -> None:
-        """Stop one request; its `generate` then ends with EngineRequestError. Safe to repeat."""
-        body = json.dumps({"rid": rid, "abort_all": False}).encode()
-        await self.request("POST", "/abort_request", body, ASIDE_S)
+        """Have the server stop one request; its `generate` then raises EngineRequestError.
 
-    async def health(self) -> bool:
-        """True when the server calls itself healthy; it may still be stuck, and the reverse."""
-        try:
-            await self.request("GET", "/health", None, ASIDE_S)
-        except EngineError:
-            return False
-        return True
+        Safe to repeat, also for a request that has ended.
+        """
+        body = json.dumps({"rid": rid, "abort_all": False}).encode()
+        await self.request("POST", "/abort_request", body, CONTROL_S)
 
     async def metrics(self) -> dict[str, float]:
         """Counters and gauges by name (`sglang:num_running_reqs`), summed over labels.
 
-        `sglang:realtime_tokens_total.decode` moves every few dozen steps of the engine, while
-        `sglang:generation_tokens_total` counts a request only when it has ended.
+        `sglang:realtime_tokens_total.decode` grows every few dozen steps of the engine;
+        `sglang:generation_tokens_total` grows only when a request ends. Errors of `request`.
         """
-        return parse_metrics((await self.request("GET", "/metrics", None, ASIDE_S)).decode())
-
-
-def tokenize_body(conversation: Conversation) -> dict[str, Any]:
-    """The request that has the server render a conversation."""
-    body: dict[str, Any] = {
-        "messages": conversation.messages,
-        "chat_template_kwargs": {"enable_thinking": conversation.thinking},
-    }
-    return body | ({"tools": conversation.tools} if conversation.tools else {})
+        return parse_metrics((await self.request("GET", "/metrics", None, CONTROL_S)).decode())
 
 
 def generate_body(
     prompt_ids: list[int], sampling: Sampling, rid: str, end_ids: Iterable[int]
 ) -> dict[str, Any]:
-    """The request of one generation: every sampling parameter is spelled out.
+    """The request body of one generation, with every sampling parameter.
 
-    The native API knows no model defaults (128 new tokens, temperature 1), and penalties are not
-    exact under speculation, so they are neutral.
+    The native API ignores the model's own defaults (it takes 128 new tokens, temperature 1).
+    Penalties are only approximated under speculation, so they are neutral.
     """
     return {
         "input_ids": prompt_ids,
@@ -167,11 +196,15 @@ def generate_body(
     }
 
 
-def read_generation(answer: Any, prompt_ids: list[int]) -> Generation:
-    """The Generation in a 200 answer; EngineRequestError when it is an abort or malformed."""
-    row = table(answer, "/generate")
-    meta = table(row.get("meta_info"), "meta_info")
-    finish = table(meta.get("finish_reason"), "finish_reason")
+def parse_generate_response(answer: Any, prompt_ids: list[int]) -> Generation:
+    """The Generation in the JSON of a 200 answer to `generate_body`.
+
+    EngineRequestError when the request was aborted, or the answer is malformed or answers another
+    prompt than `prompt_ids`.
+    """
+    row = json_object(answer, "/generate")
+    meta = json_object(row.get("meta_info"), "meta_info")
+    finish = json_object(meta.get("finish_reason"), "finish_reason")
     kind = finish.get("type")
     if kind == "abort":
         raise EngineRequestError(f"the engine aborted the request: {finish.get('message')}.")

@@ -13,7 +13,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core.errors import EngineError, EngineRefusedError
 from dflashq.core.model import ObjectRef, Prompt, RunRecord
 from dflashq.core.token_ids import IdArray, id_array
-from dflashq.engine.dialects.base import Conversation
+from dflashq.engine.request import Conversation
 from dflashq.ledger import Kept, Ledger
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.engine_session import EngineSession

@@ -22,8 +22,7 @@ from dflashq.core.generations.sample_rows import assistant_message
 from dflashq.core.generations.segments import OutputSegments
 from dflashq.core.model import Checks, Generation, Message, Prompt, RunSpec, Sampling, Verdict, slot
 from dflashq.core.token_ids import IdArray, id_array
-from dflashq.engine.dialects.base import Conversation
-from dflashq.engine.request import request_ids
+from dflashq.engine.request import Conversation, request_ids
 from dflashq.stages.attempt import Attempt
 from dflashq.stages.engine_session import EngineSession
 from dflashq.stages.generate.poison import PoisonTracker

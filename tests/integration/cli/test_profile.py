@@ -83,6 +83,15 @@ def test_check_holds_it_against_a_running_engine(
     assert "renders as we do" in text
 
 
+def test_check_says_when_renderings_were_not_compared(tmp_path: Path, tiny_model: Path) -> None:
+    options = token_options(tiny_model) | {"model": "emulated"}
+    profile = str(emulated_profile(tmp_path, model_dir=tiny_model))
+    with EmulatedEngine(**options) as engine:
+        text = call("check", profile, "--url", engine.url).stdout
+    assert "does not tell how it renders: not compared" in text
+    assert "renders as we do" not in text
+
+
 def test_check_tells_every_difference(tmp_path: Path, tiny_model: Path) -> None:
     expect = {"speculative_algorithm": "EAGLE", "context_length": 4096}
     profile = emulated_profile(tmp_path, model_dir=tiny_model, expect=expect)

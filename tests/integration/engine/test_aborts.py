@@ -11,14 +11,14 @@ import pytest
 from dflashq.core.errors import EngineDownError, EngineRequestError
 from dflashq.core.model import Sampling
 from dflashq.engine.chat_renderer import ChatRenderer
-from dflashq.engine.dialects.base import Conversation
 from dflashq.engine.dialects.openai import OpenAIClient
 from dflashq.engine.dialects.sglang import SGLangClient
+from dflashq.engine.request import Conversation
 from tests.support.engine_emulator import EmulatedEngine
 from tests.support.engine_emulator.profile import token_options
 from tests.support.wait import WAIT_S
 
-TALK = Conversation([{"role": "user", "content": "Tell me all."}], None, True)
+CONVERSATION = Conversation([{"role": "user", "content": "Tell me all."}], None, True)
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +48,26 @@ def test_a_cancelled_request_frees_its_slot(
     engine: EmulatedEngine, tiny_model: Path, dialect: str
 ) -> None:
     renderer = ChatRenderer(tiny_model)
-    ids = renderer.render(TALK.messages, None, thinking=True)
+    ids = renderer.render(CONVERSATION.messages, None, thinking=True)
 
     async def scene() -> None:
         native, chat = SGLangClient(engine.url), OpenAIClient(engine.url, "tiny")
         async with native, chat:
             client = native if dialect == "sglang" else chat
-            asked = [
+            tasks = [
                 asyncio.create_task(
-                    client.generate(ids, Sampling(), f"dfq-{dialect}-{n}", {2}, TALK)
+                    client.generate(ids, Sampling(), f"dfq-{dialect}-{n}", {2}, CONVERSATION)
                 )
                 for n in range(4)
             ]
             await running(native, 4)
-            asked[1].cancel()
+            tasks[1].cancel()
             await running(native, 3)
-            for one in asked:
-                one.cancel()
+            for task in tasks:
+                task.cancel()
             await running(native, 0)
-            await asyncio.gather(*asked, return_exceptions=True)
-            assert all(one.cancelled() for one in asked)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(task.cancelled() for task in tasks)
 
     asyncio.run(scene())
 
@@ -78,12 +78,12 @@ def test_closing_the_client_lets_its_aborts_out(engine: EmulatedEngine) -> None:
     async def scene() -> None:
         async with SGLangClient(engine.url) as watcher:
             async with SGLangClient(engine.url) as client:
-                asked = asyncio.create_task(client.generate([5, 6], Sampling(), "dfq-last", {2}))
+                task = asyncio.create_task(client.generate([5, 6], Sampling(), "dfq-last", {2}))
                 await running(watcher, 1)
-                asked.cancel()
-                await asyncio.wait({asked})
+                task.cancel()
+                await asyncio.wait({task})
             await running(watcher, 0)
-            assert asked.cancelled()
+            assert task.cancelled()
 
     asyncio.run(scene())
 
@@ -91,15 +91,15 @@ def test_closing_the_client_lets_its_aborts_out(engine: EmulatedEngine) -> None:
 def test_hanging_up_ends_what_is_under_way_and_nothing_else(engine: EmulatedEngine) -> None:
     async def scene() -> None:
         async with SGLangClient(engine.url) as client:
-            asked = [
+            tasks = [
                 asyncio.create_task(client.generate([7, n], Sampling(), f"dfq-up-{n}", {2}))
                 for n in range(3)
             ]
             await running(client, 3)
-            await client.hang_up()
-            for one in asked:
+            await client.drop_requests()
+            for task in tasks:
                 with pytest.raises(EngineDownError) as caught:
-                    await asyncio.wait_for(one, WAIT_S)
+                    await asyncio.wait_for(task, WAIT_S)
                 assert caught.value.delivered
             await client.abort("dfq-up-")
             await running(client, 0)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dflashq.cli.root import root
 from dflashq.config import Settings
-from dflashq.engine.benchmark import Level, pick
+from dflashq.engine.benchmark import Level, best_level
 from tests.support.engine_emulator import EmulatedEngine, emulated_profile, is_emulator
 from tests.support.engine_emulator.profile import token_options
 from tests.support.env import variables
@@ -24,7 +24,7 @@ def level(concurrency: int, tokens_per_s: float) -> Level:
 
 def test_the_least_concurrency_that_is_nearly_the_fastest() -> None:
     levels = [level(8, 800), level(16, 985), level(32, 1000), level(64, 990)]
-    assert pick(levels).concurrency == 16
+    assert best_level(levels).concurrency == 16
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def call(settings: Settings, monkeypatch: pytest.MonkeyPatch, *words: str) -> di
         monkeypatch.setenv(name, value)
     done = CliRunner().invoke(root, ["bench", *words, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
 
 
 def test_a_profile_is_started_measured_and_stopped(
@@ -48,8 +48,8 @@ def test_a_profile_is_started_measured_and_stopped(
 ) -> None:
     prompts = prompts_file(tmp_path / "p.jsonl", 20)
     words = ["--profile", str(profile), "--prompts", str(prompts), "--concurrency", "2,8,32"]
-    found = call(settings, monkeypatch, *words, "--rounds", "3", "--price", "2", "--gpus", "4")
-    engine = found["engines"][0]  # type: ignore[index]
+    report = call(settings, monkeypatch, *words, "--rounds", "3", "--price", "2", "--gpus", "4")
+    engine = report["engines"][0]  # type: ignore[index]
     rates = {row["concurrency"]: row["tokens_per_s"] for row in engine["levels"]}
     # 250 steps a second at most, as many tokens each as run at once: 2, then 8 of any more. How
     # near to that it comes is a matter of the machine.
@@ -75,11 +75,11 @@ def test_a_running_server_is_measured(
     prompts = prompts_file(tmp_path / "p.jsonl", 4)
     with EmulatedEngine(slots=4, lengths="fixed:50", token_ms=2, **options) as engine:
         words = ["--profile", str(profile), "--prompts", str(prompts), "--concurrency", "4"]
-        found = call(settings, monkeypatch, engine.url, *words, "--run-prompts", "1000")
+        report = call(settings, monkeypatch, engine.url, *words, "--run-prompts", "1000")
         assert engine.stats()["answered"] == 16 + 2
-    row = found["best"]
+    row = report["best"]
     assert 0 < row["tokens_per_s"] < 1.2 * 2000  # type: ignore[index]
-    assert found["engines"][0]["plan"]["prompts"] == 1000  # type: ignore[index]
+    assert report["engines"][0]["plan"]["prompts"] == 1000  # type: ignore[index]
 
 
 def test_a_dead_server_and_no_profile_are_sentences(

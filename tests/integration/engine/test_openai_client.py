@@ -20,22 +20,22 @@ from dflashq.core.errors import (
     EngineStartError,
 )
 from dflashq.core.model import Generation, Sampling
-from dflashq.engine import readiness
 from dflashq.engine.chat_renderer import ChatRenderer
-from dflashq.engine.dialects.base import Conversation, open_client
-from dflashq.engine.dialects.openai import OpenAIClient, chat_body, read_chat
+from dflashq.engine.dialects import DIALECTS, openai
+from dflashq.engine.dialects.openai import OpenAIChat, OpenAIClient, chat_body, parse_chat_response
 from dflashq.engine.dialects.sglang import SGLangClient
 from dflashq.engine.profiles import Profile
-from dflashq.engine.readiness import Readiness, chat_report
+from dflashq.engine.readiness import Readiness
+from dflashq.engine.request import Conversation
 from dflashq.engine.startup_check import GOLDEN, StartupCheck
 from dflashq.engine.supervisor import EngineSupervisor
 from tests.support.engine_emulator import EmulatedEngine
 from tests.support.engine_emulator.profile import token_options
-from tests.support.supervised_engine import settings_in
+from tests.support.supervised_engine import settings_in, start
 from tests.support.wait import WAIT_S
 
 KEY = "key-that-nobody-may-see"
-TALK = Conversation([{"role": "user", "content": "What is 12 + 30?"}], None, True)
+CONVERSATION = Conversation([{"role": "user", "content": "What is 12 + 30?"}], None, True)
 
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
@@ -52,25 +52,29 @@ def profile_for(url: str, model_dir: Path, **tables: Any) -> Profile:
     return Profile.model_validate(rows | {"concurrency": {"limit": 4}} | tables)
 
 
-def ask(url: str, renderer: ChatRenderer, talk: Conversation, **sampling: Any) -> Generation:
+def generate(
+    url: str, renderer: ChatRenderer, conversation: Conversation, **sampling: Any
+) -> Generation:
     async def scene() -> Generation:
         client = OpenAIClient(url, "tiny", SecretStr(KEY))
         async with client:
-            ids = renderer.render(talk.messages, talk.tools, thinking=talk.thinking)
+            ids = renderer.render(
+                conversation.messages, conversation.tools, thinking=conversation.thinking
+            )
             ends = renderer.markers().end_ids
-            return await client.generate(ids, Sampling(**sampling), "dfq-0001", ends, talk)
+            return await client.generate(ids, Sampling(**sampling), "dfq-0001", ends, conversation)
 
     return asyncio.run(scene())
 
 
 def test_ids_come_under_either_name(server: EmulatedEngine, tiny_model: Path) -> None:
     renderer = ChatRenderer(tiny_model)
-    made = ask(server.url, renderer, TALK)
-    assert made.prompt_ids == renderer.render(TALK.messages, None, thinking=True)
-    assert made.finish_reason == "stop"
-    assert made.matched == made.output_ids[-1]
-    assert made.matched in renderer.markers().end_ids
-    short = ask(server.url, renderer, TALK, max_new_tokens=5)
+    generation = generate(server.url, renderer, CONVERSATION)
+    assert generation.prompt_ids == renderer.render(CONVERSATION.messages, None, thinking=True)
+    assert generation.finish_reason == "stop"
+    assert generation.matched == generation.output_ids[-1]
+    assert generation.matched in renderer.markers().end_ids
+    short = generate(server.url, renderer, CONVERSATION, max_new_tokens=5)
     assert (short.finish_reason, short.matched, len(short.output_ids)) == ("length", None, 5)
 
 
@@ -88,20 +92,22 @@ def test_a_history_with_tool_calls_renders_the_same(
         },
         {"role": "user", "content": "And now?"},
     ]
-    made = ask(server.url, ChatRenderer(tiny_model), Conversation(history, None, True))
-    assert made.output_ids
+    generation = generate(server.url, ChatRenderer(tiny_model), Conversation(history, None, True))
+    assert generation.output_ids
 
 
 def test_another_rendering_is_refused(server: EmulatedEngine, tiny_model: Path) -> None:
     async def scene() -> None:
         async with OpenAIClient(server.url, "tiny", SecretStr(KEY)) as client:
-            await client.generate([1, 2, 3], Sampling(), "dfq-0001", {2}, TALK)
+            await client.generate([1, 2, 3], Sampling(), "dfq-0001", {2}, CONVERSATION)
 
     with pytest.raises(EngineRefusedError, match="not the 3 of our tokenizer"):
         asyncio.run(scene())
 
 
-def test_readiness_and_truth(server: EmulatedEngine, tiny_model: Path) -> None:
+def test_a_chat_server_becomes_ready_and_passes_the_check(
+    server: EmulatedEngine, tiny_model: Path
+) -> None:
     profile = profile_for(server.url, tiny_model)
     ready = Readiness(profile, server.url, SecretStr(KEY))
     assert ready.reached()
@@ -111,7 +117,7 @@ def test_readiness_and_truth(server: EmulatedEngine, tiny_model: Path) -> None:
     StartupCheck(profile, ChatRenderer(tiny_model), SecretStr(KEY)).check(
         server.url, ready.server_info
     )
-    client = open_client(profile, server.url, ready.server_info, SecretStr(KEY))
+    client = OpenAIChat().new_client(profile, server.url, ready.server_info, SecretStr(KEY))
     assert isinstance(client, OpenAIClient)
     assert client.model == "tiny"
 
@@ -148,7 +154,7 @@ def supervise(profile: Profile, tmp_path: Path, key: str | None) -> None:
         on_down=lambda _: None,
         on_failed=lambda _: None,
     )
-    supervisor.start()
+    start(supervisor)
     supervisor.stop()
 
 
@@ -163,18 +169,18 @@ def test_a_server_without_ids_is_refused_with_a_sentence(tmp_path: Path, tiny_mo
 def test_the_only_model_is_the_one(server: EmulatedEngine, tiny_model: Path) -> None:
     """Servers name their model as they like."""
     profile = profile_for(server.url, tiny_model, model={"id": "other", "path": str(tiny_model)})
-    assert chat_report(profile, server.url, SecretStr(KEY))["served_model_name"] == "tiny"
+    assert OpenAIChat().report(profile, server.url, SecretStr(KEY))["served_model_name"] == "tiny"
 
 
 def test_none_of_several_models_is_refused(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {"data": [{"id": "a"}, {"id": "b", "max_model_len": 7}]}
-    monkeypatch.setattr(readiness, "ask", lambda *_: rows)
+    monkeypatch.setattr(openai, "get_json", lambda *_: rows)
     with pytest.raises(EngineMismatchError, match="does not serve 'tiny' but a, b"):
-        chat_report(profile_for("http://far", tiny_model), "http://far", None)
+        OpenAIChat().report(profile_for("http://far", tiny_model), "http://far", None)
     chosen = profile_for("http://far", tiny_model, model={"id": "b"})
-    assert chat_report(chosen, "http://far", None)["max_model_len"] == 7
+    assert OpenAIChat().report(chosen, "http://far", None)["max_model_len"] == 7
 
 
 def test_an_external_profile_without_address_says_so(tmp_path: Path, tiny_model: Path) -> None:
@@ -192,7 +198,7 @@ def test_a_server_that_renders_otherwise_is_refused(tiny_model: Path) -> None:
 
 def test_no_server_is_down_and_a_silent_call_is_an_error(tiny_model: Path) -> None:
     with pytest.raises(EngineDownError):
-        ask("http://127.0.0.1:9", ChatRenderer(tiny_model), TALK)
+        generate("http://127.0.0.1:9", ChatRenderer(tiny_model), CONVERSATION)
 
     async def scene() -> None:
         async with OpenAIClient("http://127.0.0.1:9", "tiny") as client:
@@ -204,7 +210,9 @@ def test_no_server_is_down_and_a_silent_call_is_an_error(tiny_model: Path) -> No
 
 def test_everything_is_spelled_out() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    body = chat_body("m", Conversation(TALK.messages, tools, False), Sampling(), "r", {9, 2})
+    body = chat_body(
+        "m", Conversation(CONVERSATION.messages, tools, False), Sampling(), "r", {9, 2}
+    )
     assert body["tools"] == tools
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert body["return_token_ids"] is True
@@ -212,7 +220,7 @@ def test_everything_is_spelled_out() -> None:
     assert body["stop_token_ids"] == [2, 9]
     neutral = ("presence_penalty", "frequency_penalty", "repetition_penalty")
     assert [body[name] for name in neutral] == [0.0, 0.0, 1.0]
-    assert "tools" not in chat_body("m", TALK, Sampling(), "r", ())
+    assert "tools" not in chat_body("m", CONVERSATION, Sampling(), "r", ())
 
 
 def answer(**choice: Any) -> dict[str, Any]:
@@ -237,8 +245,8 @@ def answer(**choice: Any) -> dict[str, Any]:
     ],
 )
 def test_how_an_answer_ended(choice: dict[str, Any], finish: str, matched: Any) -> None:
-    made = read_chat(answer(**choice), [1, 2], frozenset({2}))
-    assert (made.finish_reason, made.matched) == (finish, matched)
+    generation = parse_chat_response(answer(**choice), [1, 2], frozenset({2}))
+    assert (generation.finish_reason, generation.matched) == (finish, matched)
 
 
 @pytest.mark.parametrize(
@@ -256,12 +264,13 @@ def test_how_an_answer_ended(choice: dict[str, Any], finish: str, matched: Any) 
 )
 def test_what_is_not_a_sample(row: Any, sentence: str) -> None:
     with pytest.raises(EngineRequestError, match=sentence):
-        read_chat(row, [1, 2], frozenset({2}))
+        parse_chat_response(row, [1, 2], frozenset({2}))
 
 
 def test_the_native_dialect_is_the_default(tiny_model: Path) -> None:
     profile = Profile.model_validate({"name": "n", "model": {"id": "m"}})
-    assert isinstance(open_client(profile, "http://x", {}, None), SGLangClient)
+    client = DIALECTS[profile.launch.dialect].new_client(profile, "http://x", {}, None)
+    assert isinstance(client, SGLangClient)
 
 
 @pytest.mark.sglang
@@ -273,30 +282,34 @@ def test_against_a_real_sglang(sglang_server: str, tiny_model: Path) -> None:
     assert ready.reached()
     assert ready.server_info["version"].startswith("0.5")
     renderer = ChatRenderer(tiny_model)
-    StartupCheck(profile, renderer, None).check(sglang_server, ready.server_info)
+    check = StartupCheck(profile, renderer, None)
+    assert check.check(sglang_server, ready.server_info) == 2 * len(GOLDEN)
 
     async def scene() -> list[Generation]:
         async with OpenAIClient(sglang_server, "tiny-thinking") as client:
-            made = []
+            generations = []
             for number, (messages, tools) in enumerate(GOLDEN.values()):
                 if tools:
                     continue
                 ids = renderer.render(messages, None, thinking=True)
                 ends = renderer.markers().end_ids
                 sampling = Sampling(temperature=0.6, max_new_tokens=200)
-                talk = Conversation(messages, None, True)
-                made.append(await client.generate(ids, sampling, f"dfq-chat-{number}", ends, talk))
-            return made
+                conversation = Conversation(messages, None, True)
+                generations.append(
+                    await client.generate(ids, sampling, f"dfq-chat-{number}", ends, conversation)
+                )
+            return generations
 
-    for one in asyncio.run(scene()):
-        if one.finish_reason == "stop":
-            assert one.matched == one.output_ids[-1]
+    for generation in asyncio.run(scene()):
+        if generation.finish_reason == "stop":
+            assert generation.matched == generation.output_ids[-1]
         else:
-            assert len(one.output_ids) == 200
+            assert len(generation.output_ids) == 200
 
 
 @pytest.mark.sglang
 def test_a_real_sglang_passes_the_native_check(sglang_server: str, tiny_model: Path) -> None:
     model = {"id": "tiny-thinking", "path": str(tiny_model)}
     profile = Profile.model_validate({"name": "tiny", "model": model})
-    StartupCheck(profile, ChatRenderer(tiny_model), None).check(sglang_server, {})
+    check = StartupCheck(profile, ChatRenderer(tiny_model), None)
+    assert check.check(sglang_server, {}) == 2 * len(GOLDEN)

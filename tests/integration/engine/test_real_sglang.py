@@ -11,8 +11,10 @@ import pytest
 from dflashq.core.errors import EngineRefusedError, EngineRequestError
 from dflashq.core.model import Sampling
 from dflashq.engine.chat_renderer import ChatRenderer
-from dflashq.engine.dialects.sglang import SGLangClient
+from dflashq.engine.dialects.sglang import SGLang, SGLangClient
 from dflashq.engine.profile_match import effective_running_limit, lookup
+from dflashq.engine.request import Conversation
+from tests.support.sglang import renderer_of, report_of
 
 pytestmark = pytest.mark.sglang
 
@@ -45,8 +47,7 @@ def play(url: str, scene: Callable[[SGLangClient, ChatRenderer], Awaitable[Any]]
 
     async def run() -> Any:
         async with SGLangClient(url) as client:
-            info = await client.server_info()
-            return await scene(client, ChatRenderer(info["model_path"]))
+            return await scene(client, renderer_of(url))
 
     return asyncio.run(run())
 
@@ -55,43 +56,37 @@ def play(url: str, scene: Callable[[SGLangClient, ChatRenderer], Awaitable[Any]]
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_we_render_as_the_server_does(sglang_server: str, name: str, thinking: bool) -> None:
     messages = CONVERSATIONS[name]
-
-    async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
-        ours = renderer.render(messages, None, thinking=thinking)
-        assert ours == await client.tokenize(messages, None, thinking)
-
-    play(sglang_server, scene)
+    ours = renderer_of(sglang_server).render(messages, None, thinking=thinking)
+    conversation = Conversation(messages, None, thinking)
+    assert ours == SGLang().render(sglang_server, "", conversation, None) != []
 
 
 def test_tools_are_rendered_as_the_server_does(sglang_server: str) -> None:
     # Its own rendering shows every tool with one more field, which nobody sent. What we send is
     # ids, so ours stays as the template's author meant it.
     shown = [{**TOOL, "defer_loading": None}]
-
-    async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
-        ours = renderer.render([USER], shown, thinking=True)
-        assert ours == await client.tokenize([USER], [TOOL], True)
-
-    play(sglang_server, scene)
+    ours = renderer_of(sglang_server).render([USER], shown, thinking=True)
+    conversation = Conversation([USER], [TOOL], True)
+    assert ours == SGLang().render(sglang_server, "", conversation, None) != []
 
 
 def test_answers_come_as_exact_ids(sglang_server: str) -> None:
     async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
         markers = renderer.markers()
         prompt = renderer.render([USER], None, thinking=True)
-        asked = (
+        requests = (
             client.generate(prompt, SAMPLING, f"dfq-test-{n:04}", markers.end_ids) for n in range(8)
         )
-        for made in await asyncio.gather(*asked):
-            assert made.prompt_ids == prompt
-            assert all(0 <= token < markers.vocab_size for token in made.output_ids)
-            assert made.latency_s
-            if made.finish_reason == "stop":
-                assert made.matched == made.output_ids[-1]
-                assert made.matched in markers.end_ids
-                assert not markers.end_ids & set(made.output_ids[:-1])
+        for generation in await asyncio.gather(*requests):
+            assert generation.prompt_ids == prompt
+            assert all(0 <= token < markers.vocab_size for token in generation.output_ids)
+            assert generation.latency_s
+            if generation.finish_reason == "stop":
+                assert generation.matched == generation.output_ids[-1]
+                assert generation.matched in markers.end_ids
+                assert not markers.end_ids & set(generation.output_ids[:-1])
             else:
-                assert len(made.output_ids) == SAMPLING.max_new_tokens
+                assert len(generation.output_ids) == SAMPLING.max_new_tokens
 
     play(sglang_server, scene)
 
@@ -101,10 +96,10 @@ def test_it_thinks_before_it_answers(sglang_server: str) -> None:
         ends = renderer.markers().end_ids
         prompt = renderer.render([USER], None, thinking=True)
         sampling = SAMPLING.model_copy(update={"max_new_tokens": 400})
-        asked = (client.generate(prompt, sampling, f"dfq-think-{n}", ends) for n in range(8))
-        made = await asyncio.gather(*asked)
-        ended = [m for m in made if m.finish_reason == "stop"]
-        return [renderer.decode(m.output_ids[:-1]).split("</think>") for m in ended]
+        requests = (client.generate(prompt, sampling, f"dfq-think-{n}", ends) for n in range(8))
+        generations = await asyncio.gather(*requests)
+        ended = [g for g in generations if g.finish_reason == "stop"]
+        return [renderer.decode(g.output_ids[:-1]).split("</think>") for g in ended]
 
     # The model is tiny: most of its answers are in order, not all.
     answers = play(sglang_server, scene)
@@ -113,8 +108,7 @@ def test_it_thinks_before_it_answers(sglang_server: str) -> None:
 
 def test_too_long_is_refused(sglang_server: str) -> None:
     async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
-        info = await client.server_info()
-        limit = info["max_req_input_len"] + 100
+        limit = report_of(sglang_server)["max_req_input_len"] + 100
         prompt = renderer.render([USER], None, thinking=True)
         with pytest.raises(EngineRefusedError, match="context length"):
             await client.generate([prompt[0]] * limit, SAMPLING, "dfq-test-long", {2})
@@ -129,21 +123,20 @@ def test_an_abort_is_no_sample(sglang_server: str) -> None:
     async def scene(client: SGLangClient, renderer: ChatRenderer) -> None:
         prompt = renderer.render([USER], None, thinking=True)
         endless = Sampling(max_new_tokens=2000)
-        asked = asyncio.create_task(client.generate(prompt, endless, "dfq-test-abort", ()))
-        rest = asyncio.create_task(asyncio.wait({asked}))
+        task = asyncio.create_task(client.generate(prompt, endless, "dfq-test-abort", ()))
+        rest = asyncio.create_task(asyncio.wait({task}))
         while not rest.done():
             await client.abort("dfq-test-abort")
             await asyncio.wait({rest}, timeout=0.02)
         with pytest.raises(EngineRequestError, match="aborted"):
-            await asked
+            await task
 
     play(sglang_server, scene)
 
 
 def test_what_the_server_tells(sglang_server: str) -> None:
     async def scene(client: SGLangClient, _: ChatRenderer) -> None:
-        info, metrics = await client.server_info(), await client.metrics()
-        assert await client.health()
+        info, metrics = report_of(sglang_server), await client.metrics()
         assert effective_running_limit(info) == lookup(
             info, "internal_states.0.effective_max_running_requests_per_dp"
         )

@@ -76,15 +76,15 @@ def ask(handler: Handler, sampling: Sampling | None = None) -> Generation:
 
 
 def test_everything_is_spelled_out() -> None:
-    seen: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     async def handle(request: web.Request) -> web.Response:
-        seen.update(await request.json())
+        received.update(await request.json())
         return web.json_response(good())
 
     sampling = Sampling(temperature=0.6, top_p=0.9, top_k=-1, min_p=0.1, max_new_tokens=77)
     ask(handle, sampling)
-    assert seen == {
+    assert received == {
         "input_ids": PROMPT,
         "rid": "dfq-0001",
         "stream": False,
@@ -180,7 +180,6 @@ def test_no_server_is_down() -> None:
 
     async def scene() -> None:
         async with SGLangClient(url) as client:
-            assert not await client.health()
             await client.generate(PROMPT, Sampling(), "r", ENDS)
 
     with pytest.raises(EngineDownError, match="dropped the request"):
@@ -209,7 +208,19 @@ def test_a_dropped_connection_is_down(sent: bytes) -> None:
 
 def test_a_closed_client_says_so() -> None:
     with pytest.raises(EngineError, match="not open"):
-        asyncio.run(SGLangClient("http://127.0.0.1:1").server_info())
+        asyncio.run(SGLangClient("http://127.0.0.1:1").metrics())
+
+
+def test_dropping_the_requests_of_a_closed_client_does_not_open_it() -> None:
+    async def scene() -> None:
+        client = SGLangClient("http://127.0.0.1:1")
+        await client.open()
+        await client.close()
+        await client.drop_requests()
+        await client.metrics()
+
+    with pytest.raises(EngineError, match="not open"):
+        asyncio.run(scene())
 
 
 def test_metrics_are_summed_by_name_and_mode() -> None:
@@ -232,12 +243,9 @@ def test_metrics_are_summed_by_name_and_mode() -> None:
 def test_against_the_emulated_engine() -> None:
     async def scene(url: str) -> None:
         async with SGLangClient(url) as client:
-            info = await client.server_info()
-            assert info["version"] == "0.5.23"
-            assert await client.health()
-            made = await client.generate([1500, 1501], Sampling(), "dfq-a", [2])
-            assert made.output_ids[-1] == made.matched == 2
-            assert made.prompt_ids == [1500, 1501]
+            generation = await client.generate([1500, 1501], Sampling(), "dfq-a", [2])
+            assert generation.output_ids[-1] == generation.matched == 2
+            assert generation.prompt_ids == [1500, 1501]
             slow = asyncio.create_task(client.generate([1502], Sampling(), "dfq-b", [2]))
             while (await client.metrics())["sglang:num_running_reqs"] == 0:
                 assert not slow.done()
@@ -255,12 +263,12 @@ def test_against_the_emulated_engine() -> None:
 def test_an_engine_killed_under_a_request_is_down() -> None:
     async def scene(engine: EmulatedEngine) -> None:
         async with SGLangClient(engine.url) as client:
-            asked = asyncio.create_task(client.generate([1500], Sampling(), "dfq-a", [2]))
+            task = asyncio.create_task(client.generate([1500], Sampling(), "dfq-a", [2]))
             while (await client.metrics())["sglang:num_running_reqs"] == 0:
-                assert not asked.done()
+                assert not task.done()
             engine.kill()
             with pytest.raises(EngineDownError):
-                await asked
+                await task
 
     with EmulatedEngine(lengths="fixed:3000", token_ms=10) as engine:
         asyncio.run(scene(engine))
@@ -279,7 +287,7 @@ def test_a_connection_is_used_again() -> None:
             for _ in range(5):
                 await client.generate(PROMPT, Sampling(), "dfq-0001", ENDS)
             assert len(peers) == 1
-            await client.hang_up()
+            await client.drop_requests()
             await client.generate(PROMPT, Sampling(), "dfq-0001", ENDS)
             assert len(peers) == 2
 

@@ -32,7 +32,7 @@ def _no_faults(engine: EmulatedEngine) -> Iterator[None]:
     engine.set_faults()
 
 
-def truth(model_dir: Path, thinking: bool = True) -> StartupCheck:
+def startup_check(model_dir: Path, thinking: bool = True) -> StartupCheck:
     model = {"id": "tiny", "path": str(model_dir), "thinking": thinking}
     profile = Profile.model_validate({"name": "tiny", "model": model})
     return StartupCheck(profile, ChatRenderer(model_dir), None)
@@ -42,7 +42,7 @@ def test_an_engine_that_renders_as_we_do_passes(
     engine: EmulatedEngine, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "dflashq.engine.startup_check")
-    truth(tiny_model).check(engine.url, {})
+    assert startup_check(tiny_model).check(engine.url, {}) == 2 * len(GOLDEN)
     assert f"{2 * len(GOLDEN)} golden renderings agree" in caplog.text
 
 
@@ -64,7 +64,7 @@ def test_one_newline_more_is_refused_with_its_place(
 ) -> None:
     folder = changed(tiny_model, tmp_path, "<|im_start|>assistant", "\\n<|im_start|>assistant")
     with pytest.raises(EngineMismatchError) as caught:
-        truth(folder, thinking).check(engine.url, {})
+        startup_check(folder, thinking).check(engine.url, {})
     text = str(caught.value)
     ours = ChatRenderer(folder).render(GOLDEN["one turn"][0], None, thinking=thinking)
     theirs = ChatRenderer(tiny_model).render(GOLDEN["one turn"][0], None, thinking=thinking)
@@ -80,16 +80,16 @@ def test_an_engine_with_a_newline_behind_is_refused_before_it_is_ready(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     profile = profile_in(tmp_path, tiny_model, template_extra="\n")
-    watched = Supervised(tmp_path, profile, truth=truth(tiny_model).check)
-    with pytest.raises(EngineMismatchError, match="the end after"), watched:
+    supervised = Supervised(tmp_path, profile, check=startup_check(tiny_model).check)
+    with pytest.raises(EngineMismatchError, match="the end after"), supervised:
         raise AssertionError("it was taken")
-    assert watched.ready == []
-    assert isinstance(watched.failed[0], EngineMismatchError)
+    assert supervised.ready == []
+    assert isinstance(supervised.failed[0], EngineMismatchError)
 
 
 def test_a_good_engine_becomes_ready_after_the_check(tmp_path: Path, tiny_model: Path) -> None:
     profile = profile_in(tmp_path, tiny_model)
-    with Supervised(tmp_path, profile, truth=truth(tiny_model).check) as engine:
+    with Supervised(tmp_path, profile, check=startup_check(tiny_model).check) as engine:
         assert len(engine.ready) == 1
 
 
@@ -102,7 +102,7 @@ def test_a_silence_during_a_later_check_is_a_death(tmp_path: Path, tiny_model: P
         if len(calls) == 2:
             raise EngineError("the engine did not answer")
 
-    with Supervised(tmp_path, profile_in(tmp_path, tiny_model), truth=check) as engine:
+    with Supervised(tmp_path, profile_in(tmp_path, tiny_model), check=check) as engine:
         engine.supervisor.restart("a test")
         until(lambda: len(engine.ready) == 2, "the third start is ready")
         assert engine.down == ["a test", "the engine did not answer"]
@@ -113,8 +113,25 @@ def test_a_server_that_tells_nothing_is_not_compared(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with EmulatedEngine(**token_options(tiny_model)) as engine:
-        truth(tiny_model).check(engine.url, {})
+        assert startup_check(tiny_model).check(engine.url, {}) == 0
     assert "does not tell how it renders" in caplog.text
+
+
+def test_a_server_that_renders_to_nothing_is_refused(
+    engine: EmulatedEngine, tiny_model: Path
+) -> None:
+    engine.set_faults(rendering="empty")
+    with pytest.raises(EngineMismatchError, match="'one turn' differs at position 0") as caught:
+        startup_check(tiny_model).check(engine.url, {})
+    assert "the engine's: the end after ''" in str(caught.value)
+
+
+def test_a_server_that_refuses_every_rendering_is_refused(
+    engine: EmulatedEngine, tiny_model: Path
+) -> None:
+    engine.set_faults(rendering="refused")
+    with pytest.raises(EngineMismatchError, match="refuses to render any of 12 golden"):
+        startup_check(tiny_model).check(engine.url, {})
 
 
 @pytest.mark.parametrize(
@@ -130,7 +147,7 @@ def test_garbage_is_refused(
 ) -> None:
     engine.set_faults(**faults)
     with pytest.raises(EngineMismatchError, match="generates nothing that is in order") as caught:
-        truth(tiny_model).check(engine.url, {})
+        startup_check(tiny_model).check(engine.url, {})
     assert sentence in str(caught.value)
 
 
@@ -144,7 +161,7 @@ def test_one_odd_answer_is_not_garbage(engine: EmulatedEngine, tiny_model: Path)
     ]
     assert any(unit(seed, "content", prompt_hash(ids)) > share for ids in others)
     engine.set_faults(nan=share)
-    truth(tiny_model).check(engine.url, {})
+    startup_check(tiny_model).check(engine.url, {})
     assert engine.stats()["answered"] >= 2
 
 
@@ -156,7 +173,7 @@ def test_an_id_outside_the_vocabulary_is_garbage(tiny_model: Path) -> None:
         EmulatedEngine(**options) as engine,
         pytest.raises(EngineMismatchError, match="outside the vocabulary of 1024"),
     ):
-        truth(tiny_model).check(engine.url, {})
+        startup_check(tiny_model).check(engine.url, {})
 
 
 def test_one_token_again_and_again_is_garbage(tiny_model: Path) -> None:
@@ -165,9 +182,9 @@ def test_one_token_again_and_again_is_garbage(tiny_model: Path) -> None:
         EmulatedEngine(**options) as engine,
         pytest.raises(EngineMismatchError, match="the token 50 again and again"),
     ):
-        truth(tiny_model).check(engine.url, {})
+        startup_check(tiny_model).check(engine.url, {})
 
 
 def test_no_server_is_an_error_with_its_address(tiny_model: Path) -> None:
     with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9 did not answer"):
-        truth(tiny_model).check("http://127.0.0.1:9", {})
+        startup_check(tiny_model).check("http://127.0.0.1:9", {})

@@ -16,10 +16,10 @@ from dflashq.core.errors import (
     EngineRequestError,
 )
 from dflashq.core.model import Generation, Sampling
-from dflashq.engine.chat_renderer import ChatRenderer
 from dflashq.engine.dialects.sglang import SGLangClient
 from dflashq.engine.request import TokenObserver
 from tests.support.engine_emulator import EmulatedEngine
+from tests.support.sglang import renderer_of
 from tests.support.wait import WAIT_S
 
 LONG = Sampling(max_new_tokens=4000)
@@ -53,14 +53,14 @@ def ask(
 
 
 def test_pieces_are_the_answer(engine: EmulatedEngine) -> None:
-    seen: list[int] = []
-    pieces = ask(engine.url, lambda ids: seen.append(len(ids)))
+    sizes: list[int] = []
+    pieces = ask(engine.url, lambda ids: sizes.append(len(ids)))
     whole = ask(engine.url, None)
     assert pieces.output_ids == whole.output_ids
     assert (pieces.finish_reason, pieces.matched) == ("stop", 2)
     assert pieces.spec_accept_length == whole.spec_accept_length
-    assert seen == sorted(seen)
-    assert 3 <= len(seen) <= 6
+    assert sizes == sorted(sizes)
+    assert 3 <= len(sizes) <= 6
 
 
 def test_the_watch_ends_it_and_the_slot_is_free(engine: EmulatedEngine) -> None:
@@ -87,10 +87,10 @@ def test_the_watch_ends_it_and_the_slot_is_free(engine: EmulatedEngine) -> None:
 def test_what_need_not_be_streamed_is_not(
     engine: EmulatedEngine, every: int, sampling: Sampling, watched: bool
 ) -> None:
-    seen: list[int] = []
-    watch = (lambda ids: seen.append(len(ids))) if watched else None
+    sizes: list[int] = []
+    watch = (lambda ids: sizes.append(len(ids))) if watched else None
     assert ask(engine.url, watch, every=every, sampling=sampling).output_ids
-    assert seen == []
+    assert sizes == []
 
 
 def test_a_refusal_of_a_stream_is_a_refusal(engine: EmulatedEngine) -> None:
@@ -106,13 +106,13 @@ def test_a_killed_engine_is_down() -> None:
     async def scene(engine: EmulatedEngine) -> None:
         begun = asyncio.Event()
         async with SGLangClient(engine.url, stream_every=10) as client:
-            asked = asyncio.create_task(
+            task = asyncio.create_task(
                 client.generate([7], LONG, "dfq-k", [2], watch=lambda _: begun.set())
             )
             await asyncio.wait_for(begun.wait(), WAIT_S)
             engine.kill()
             with pytest.raises(EngineDownError) as caught:
-                await asked
+                await task
             assert caught.value.delivered
 
     with EmulatedEngine(lengths="fixed:3000", token_ms=5) as engine:
@@ -201,23 +201,22 @@ def test_a_stream_that_is_no_sample(
 def test_a_real_sglang_streams_exact_ids(sglang_server: str) -> None:
     async def scene() -> None:
         async with SGLangClient(sglang_server, stream_every=50) as client:
-            info = await client.server_info()
-            renderer = ChatRenderer(info["model_path"])
-            talk = [{"role": "user", "content": "What is 12 + 30?"}]
-            ids = renderer.render(talk, None, thinking=True)
+            renderer = renderer_of(sglang_server)
+            messages = [{"role": "user", "content": "What is 12 + 30?"}]
+            ids = renderer.render(messages, None, thinking=True)
             greedy = Sampling(temperature=0.0, max_new_tokens=300)
-            seen: list[int] = []
+            sizes: list[int] = []
             ends = renderer.markers().end_ids
             pieces = await client.generate(
-                ids, greedy, "dfq-pieces-1", ends, watch=lambda got: seen.append(len(got))
+                ids, greedy, "dfq-pieces-1", ends, watch=lambda ids: sizes.append(len(ids))
             )
             whole = await client.generate(ids, greedy, "dfq-pieces-2", ends)
             assert pieces.output_ids == whole.output_ids
             assert (pieces.finish_reason, pieces.matched) == (whole.finish_reason, whole.matched)
-            assert seen
+            assert sizes
 
-            def enough(got: list[int]) -> None:
-                raise EnoughError(len(got))
+            def enough(ids: list[int]) -> None:
+                raise EnoughError(len(ids))
 
             over = Sampling(max_new_tokens=100_000)
             with pytest.raises(EngineRefusedError, match="maximum context length"):

@@ -13,7 +13,7 @@ import requests
 
 from dflashq.engine.profiles import load_profile
 from tests.support.engine_emulator import EmulatedEngine, emulated_profile, prompt_hash
-from tests.support.engine_emulator.answers import Lengths
+from tests.support.engine_emulator.answers import LengthDistribution
 from tests.support.engine_emulator.questions import CLOSE, END, Row, ask, ask_many, body, metric
 from tests.support.wait import WAIT_S, wait_until
 
@@ -71,14 +71,15 @@ def test_max_new_tokens_is_exact(engine: EmulatedEngine) -> None:
 
 def test_lengths() -> None:
     draws = [
-        Lengths.parse("lognormal:mean=500,sigma=0.6,cap=2000").draw(str(i)) for i in range(4000)
+        LengthDistribution.parse("lognormal:mean=500,sigma=0.6,cap=2000").draw(str(i))
+        for i in range(4000)
     ]
     assert 470 < sum(draws) / len(draws) < 520
     assert max(draws) <= 2000
-    spread = {Lengths.parse("uniform:10:13").draw(str(i)) for i in range(200)}
+    spread = {LengthDistribution.parse("uniform:10:13").draw(str(i)) for i in range(200)}
     assert spread == {10, 11, 12, 13}
     with pytest.raises(ValueError, match="no length distribution"):
-        Lengths.parse("gamma:1")
+        LengthDistribution.parse("gamma:1")
 
 
 @pytest.mark.parametrize(

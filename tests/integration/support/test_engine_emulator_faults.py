@@ -17,7 +17,7 @@ from dflashq.core.generations.segments import OutputSegments
 from dflashq.core.generations.special_tokens import SpecialTokens
 from dflashq.core.model import Checks, Generation
 from tests.support.engine_emulator import EmulatedEngine, prompt_hash, read_stats
-from tests.support.engine_emulator.answers import Lengths, Voice
+from tests.support.engine_emulator.answers import LengthDistribution, Voice
 from tests.support.engine_emulator.faults import CONTENT, Faults
 from tests.support.engine_emulator.profile import token_options
 from tests.support.engine_emulator.questions import CLOSE, END, Row, ask, ask_many, body, metric
@@ -81,7 +81,7 @@ def test_content_faults(engine: EmulatedEngine, fault: str) -> None:
     ],
 )
 def test_content_faults_earn_their_verdict(fault: str, reason: str | None) -> None:
-    lengths = Lengths.parse("uniform:10:200")
+    lengths = LengthDistribution.parse("uniform:10:200")
     voice = Voice(lengths, 1000, 20000, END, CLOSE, vocab_size=20000, seed=0)
     markers = SpecialTokens(frozenset({END}), None, CLOSE, frozenset(), 20000)
     for number in range(100, 150):

@@ -16,17 +16,17 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from tests.support.engine_emulator import chat
-from tests.support.engine_emulator.answers import Lengths, Voice
-from tests.support.engine_emulator.batching import Pace
+from tests.support.engine_emulator.answers import LengthDistribution, Voice
+from tests.support.engine_emulator.batch import Pace
 from tests.support.engine_emulator.faults import Faults
-from tests.support.engine_emulator.server import Emulated, Options, show_json
+from tests.support.engine_emulator.server import EmulatedServer, Options, show_json
 
 PR_SET_PDEATHSIG = 1
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1")
-@click.option("--port", default=0, help="0: any free port, told by --port-file.")
+@click.option("--port", default=0, help="0: any free port, written to --port-file.")
 @click.option("--port-file", type=click.Path(path_type=Path), help="Written when it listens.")
 @click.option("--nccl-port", type=int, help="Taken and ignored, as it needs none.")
 @click.option("--model", default="emulated", help="model_path and served_model_name.")
@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1
 @click.option("--token-ms-per-running", default=0.0, help="More for each other running request.")
 @click.option("--prefill-ms", default=0.0, help="Time of 1,000 prompt ids.")
 @click.option("--speed", default=1.0, help="2: all of it twice as fast.")
-@click.option("--lengths", default="fixed:32", help="Of answers; see answers.Lengths.")
+@click.option("--lengths", default="fixed:32", help="Of answers; see answers.LengthDistribution.")
 @click.option("--ids", default="1000:20000", help="Ordinary ids, low:high (high excluded).")
 @click.option("--end-id", default=2, help="The id that ends every answer.")
 @click.option("--think-close", type=int, help="`</think>`: answers then think first.")
@@ -51,48 +51,48 @@ PR_SET_PDEATHSIG = 1
 @click.option("--stats-file", type=click.Path(path_type=Path), help="Appended to; JSONL.")
 @click.option("--faults", default="{}", help="JSON; see faults.Faults.")
 @click.option("--die-with-parent", is_flag=True, help="SIGKILL when the parent thread ends.")
-def main(**given: Any) -> None:
+def main(**values: Any) -> None:
     """Serve SGLang's HTTP interface without a model."""
-    if given["die_with_parent"]:
+    if values["die_with_parent"]:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
-        options, faults = _options(given), Faults.model_validate(show_json(given["faults"]))
+        options, faults = _options(values), Faults.model_validate(show_json(values["faults"]))
     except (ValueError, ValidationError) as exc:
         raise click.UsageError(str(exc)) from None
     if faults.exit_at_start:
         print(faults.exit_at_start, file=sys.stderr, flush=True)  # noqa: T201
         raise SystemExit(1)
-    asyncio.run(serve(options, faults, given["host"], given["port"], given["port_file"]))
+    asyncio.run(serve(options, faults, values["host"], values["port"], values["port_file"]))
 
 
-def _options(given: dict[str, Any]) -> Options:
-    low, high = map(int, given["ids"].split(":"))
+def _options(values: dict[str, Any]) -> Options:
+    low, high = map(int, values["ids"].split(":"))
     voice = Voice(
-        lengths=Lengths.parse(given["lengths"]),
+        lengths=LengthDistribution.parse(values["lengths"]),
         low=low,
         high=high,
-        end_id=given["end_id"],
-        think_close=given["think_close"],
-        vocab_size=given["vocab_size"],
-        seed=given["seed"],
+        end_id=values["end_id"],
+        think_close=values["think_close"],
+        vocab_size=values["vocab_size"],
+        seed=values["seed"],
     )
     pace = Pace(
-        given["token_ms"], given["token_ms_per_running"], given["prefill_ms"], given["speed"]
+        values["token_ms"], values["token_ms_per_running"], values["prefill_ms"], values["speed"]
     )
-    speculation = None if given["speculation"].lower() == "none" else given["speculation"]
+    speculation = None if values["speculation"].lower() == "none" else values["speculation"]
     return Options(
-        model=given["model"],
-        slots=given["slots"],
+        model=values["model"],
+        slots=values["slots"],
         pace=pace,
         voice=voice,
-        context_length=given["context_length"],
+        context_length=values["context_length"],
         speculation=speculation,
-        server_info=show_json(given["server_info"]),
-        tokenizer=given["tokenizer"],
-        template_extra=given["template_extra"],
-        chat=given["chat"] or "",
-        api_key=given["api_key"],
-        stats_file=given["stats_file"],
+        server_info=show_json(values["server_info"]),
+        tokenizer=values["tokenizer"],
+        template_extra=values["template_extra"],
+        chat=values["chat"] or "",
+        api_key=values["api_key"],
+        stats_file=values["stats_file"],
     )
 
 
@@ -101,7 +101,7 @@ async def serve(
 ) -> None:
     """Listen (only when `ready_after_s` has passed), serve until SIGTERM, then drain."""
     await asyncio.sleep(faults.ready_after_s)
-    emulated = Emulated(options, faults)
+    emulated = EmulatedServer(options, faults)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, emulated.draining.set)

@@ -1,4 +1,4 @@
-"""What the emulated engine says: ids that follow from the prompt ids and a seed alone."""
+"""The answers of the emulated engine: their ids follow from the prompt ids and a seed alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unit(*parts: object) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthDistribution:
     """How many ids an answer has, its end included; at least 3.
 
     `fixed:N`, `uniform:A:B` (both included), `pareto:low=L,alpha=A,cap=C` (bounded at C), or
@@ -37,7 +37,7 @@ class Lengths:
     cap: int
 
     @classmethod
-    def parse(cls, text: str) -> Lengths:
+    def parse(cls, text: str) -> LengthDistribution:
         """ValueError when `text` is none of the four forms."""
         kind, _, rest = text.partition(":")
         if kind == "fixed":
@@ -78,7 +78,7 @@ class Answer:
 class Voice:
     """The stand-in for a model: `low`..`high` (excluded) are its ordinary ids."""
 
-    lengths: Lengths
+    lengths: LengthDistribution
     low: int
     high: int
     end_id: int

@@ -12,8 +12,8 @@ from aiohttp import web
 from tests.support.engine_emulator.template import Template
 
 Native = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
-SGLANG, VLLM, SILENT = "sglang", "vllm", "no-ids"
-KINDS = (SGLANG, VLLM, SILENT)
+SGLANG, VLLM, WITHOUT_IDS = "sglang", "vllm", "no-ids"
+KINDS = (SGLANG, VLLM, WITHOUT_IDS)
 
 
 class Chat:
@@ -32,20 +32,20 @@ class Chat:
             app.router.add_get("/version", self.version)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
+        body = await request.json()
         try:
-            ids = self._template.tokens(asked, defer_loading=self._kind != VLLM)
+            ids = self._template.tokens(body, defer_loading=self._kind != VLLM)
         except jinja2.TemplateError as exc:
             return web.json_response({"error": {"message": str(exc)}}, status=400)
-        answer = await self._native(request, generate_request(asked, ids))
+        answer = await self._native(request, generate_request(body, ids))
         if answer.status != 200 or not isinstance(answer, web.Response) or answer.text is None:
             return answer
         try:
-            body = json.loads(answer.text)
+            native = json.loads(answer.text)
         except ValueError:
-            return answer  # a fault made it garbage
-        wanted = bool(asked.get("return_token_ids"))
-        return web.json_response(completion(self._kind, self._model, body, wanted))
+            return answer  # a fault cut it short
+        wanted = bool(body.get("return_token_ids"))
+        return web.json_response(completion(self._kind, self._model, native, wanted))
 
     async def models(self, _request: web.Request) -> web.Response:
         return web.json_response(models(self._kind, self._model, self._context_length))
@@ -55,7 +55,7 @@ class Chat:
 
 
 def keyed(key: str) -> Any:
-    """A middleware that lets only requests with this key pass."""
+    """A middleware that answers requests without this key with 401."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -78,7 +78,7 @@ def generate_request(body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
 
 
 def completion(kind: str, model: str, body: dict[str, Any], wanted: bool) -> dict[str, Any]:
-    """The chat answer for a native one; ids only if they are `wanted`, and never when silent."""
+    """The chat answer for a native one; with ids if they are `wanted` and the kind has them."""
     meta, ids = body["meta_info"], body["output_ids"]
     finish = meta["finish_reason"]
     matched = finish.get("matched")

@@ -1,4 +1,4 @@
-"""The ways in which the emulated engine fails, each dialled by a fraction or a switch."""
+"""The ways in which the emulated engine fails, each set by a fraction or a switch."""
 
 from __future__ import annotations
 
@@ -90,6 +90,9 @@ class Faults(BaseModel):
     hang: bool = Field(False, description="no token moves, nothing is answered; /health says 200")
     health_503: bool = Field(False, description="/health says 503 while all else works")
     retracted: int = Field(0, ge=0, description="so many requests were retracted, say the metrics")
+    rendering: Literal["", "empty", "refused"] = Field(
+        "", description="/v1/tokenize answers with no ids, or refuses every conversation"
+    )
     no_metrics: bool = Field(False, description="/metrics answers 404")
     deaf_to_disconnects: bool = Field(
         False, description="a request whose client went away runs on until it is aborted"

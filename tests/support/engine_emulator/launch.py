@@ -23,7 +23,7 @@ MODULE = __name__.rpartition(".")[0]
 
 
 def is_emulator(process: psutil.Process) -> bool:
-    """Whether this process is an engine emulator; psutil's errors for one that is gone."""
+    """Whether this process is an engine emulator; psutil's errors when it has ended."""
     return MODULE in process.cmdline()
 
 
@@ -93,7 +93,7 @@ class EmulatedEngine:
 
     def stats(self) -> dict[str, Any]:
         """What `/stats` answers."""
-        answer = requests.get(f"{self.url}/stats", timeout=WAIT_S)
+        answer = requests.get(f"{self.url}/stats", headers=self._headers(), timeout=WAIT_S)
         answer.raise_for_status()
         body: dict[str, Any] = answer.json()
         return body
@@ -101,8 +101,14 @@ class EmulatedEngine:
     def set_faults(self, **faults: Any) -> None:
         """Change the named faults from now on; without any, all are cleared."""
         method = "POST" if faults else "DELETE"
-        answer = requests.request(method, f"{self.url}/faults", json=faults, timeout=WAIT_S)
+        answer = requests.request(
+            method, f"{self.url}/faults", json=faults, headers=self._headers(), timeout=WAIT_S
+        )
         answer.raise_for_status()
+
+    def _headers(self) -> dict[str, str]:
+        key = self._options.get("api_key")
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def stop(self, timeout_s: float = 10.0) -> int:
         """SIGTERM, then SIGKILL when requests still run after `timeout_s`; its exit status."""

@@ -31,8 +31,8 @@ def emulated_profile(
     ordinary ids and the vocabulary size come from the tokenizer of `model_dir` unless they are
     given. `expect` takes the place of the default expectations, the other tables add to theirs.
     """
-    given = {"slots": 8, "context_length": 32768, "speculation": "EAGLE"}
-    options = given | token_options(model_dir) | {"tokenizer": model_dir} | options
+    defaults = {"slots": 8, "context_length": 32768, "speculation": "EAGLE"}
+    options = defaults | token_options(model_dir) | {"tokenizer": model_dir} | options
     options["model"] = name
     argv = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Asking an emulated engine from a test, and waiting for what must become true."""
+"""Requests of a test to an emulated engine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def ask_many(engine: EmulatedEngine, prompts: list[list[int]], **more: Any) -> l
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
 
-            async def one(ids: list[int]) -> Row:
-                async with session.post(f"{engine.url}/generate", json=body(ids, **more)) as got:
-                    row: Row = await got.json()
+            async def post(ids: list[int]) -> Row:
+                async with session.post(
+                    f"{engine.url}/generate", json=body(ids, **more)
+                ) as response:
+                    row: Row = await response.json()
                     return row
 
-            return list(await asyncio.gather(*(one(ids) for ids in prompts)))
+            return list(await asyncio.gather(*(post(ids) for ids in prompts)))
 
     return asyncio.run(run())
 

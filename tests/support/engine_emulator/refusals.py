@@ -1,4 +1,4 @@
-"""How the emulated engine says no: HTTP errors, closed connections, answers that are none."""
+"""How the emulated engine refuses: HTTP errors, closed connections, answers cut short."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import time
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from tests.support.engine_emulator import shapes
-from tests.support.engine_emulator.answers import Answer, Voice, prompt_hash, unit
-from tests.support.engine_emulator.batching import Batch, Entry, Outcome, Pace
+from tests.support.engine_emulator.answers import Answer, Voice, unit
+from tests.support.engine_emulator.batch import Batch, Entry, Outcome, Pace
 from tests.support.engine_emulator.chat import VLLM, Chat, keyed
 from tests.support.engine_emulator.faults import Faults
+from tests.support.engine_emulator.generate_request import GenerateRequest, parse_generate
 from tests.support.engine_emulator.refusals import (
     fail,
     garbage,
@@ -55,22 +55,8 @@ class Options:
     stats_file: Path | None = None
 
 
-@dataclass(slots=True)
-class Asked:
-    """One accepted `/generate` request."""
-
-    rid: str
-    ids: list[int]
-    hash: str
-    max_new_tokens: int
-    echo: bool
-    tries: int
-    received: float
-    every: int
-
-
-class Emulated:
-    """State and handlers of one server; made inside the running event loop."""
+class EmulatedServer:
+    """State and handlers of one server; create it inside the running event loop."""
 
     def __init__(self, options: Options, faults: Faults) -> None:
         self.options, self.faults = options, faults
@@ -87,7 +73,14 @@ class Emulated:
     def app(self) -> web.Application:
         options = self.options
         guards = [keyed(options.api_key)] if options.api_key else []
-        app = web.Application(client_max_size=MAX_BODY, middlewares=guards)
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.count_request, *guards])
+        app.add_routes(
+            [
+                web.get("/stats", self.show_stats),
+                web.post("/faults", self.post_faults),
+                web.delete("/faults", self.clear_faults),
+            ]
+        )
         if options.chat and self.template is not None:
             chat = Chat(
                 options.chat, options.model, options.context_length, self.template, self.answer
@@ -107,12 +100,18 @@ class Emulated:
                 web.get("/metrics", self.metrics),
                 web.post("/abort_request", self.abort_request),
                 web.post("/v1/tokenize", self.tokenize),
-                web.get("/stats", self.show_stats),
-                web.post("/faults", self.post_faults),
-                web.delete("/faults", self.clear_faults),
             ]
         )
         return app
+
+    @web.middleware
+    async def count_request(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Count the requests by path, and those that carry a key."""
+        self.stats.requests[request.path] += 1
+        if "Authorization" in request.headers:
+            self.stats.keyed[request.path] += 1
+        response: web.StreamResponse = await handler(request)
+        return response
 
     def set_faults(self, changes: dict[str, object]) -> None:
         self.faults = self.faults.changed(changes)
@@ -131,115 +130,123 @@ class Emulated:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         return await self.answer(request, await request.json())
 
-    async def answer(self, request: web.Request, given: Any) -> web.StreamResponse:
+    async def answer(self, request: web.Request, body: Any) -> web.StreamResponse:
         try:
-            asked = self._read(given)
+            accepted = parse_generate(body, self.live, self.stats.received)
         except ValueError as exc:
             return refusal(str(exc))
-        self.stats.note("received", asked.rid, asked.hash, tokens=len(asked.ids))
-        length = len(asked.ids)
+        self.stats.note("received", accepted.rid, accepted.hash, tokens=len(accepted.ids))
+        length = len(accepted.ids)
         if self.faults.errs(length):
-            self.stats.note("failed", asked.rid, asked.hash, fault="every_status")
+            self.stats.note("failed", accepted.rid, accepted.hash, fault="every_status")
             return fail(self.faults)
-        refused = shapes.too_long(length, asked.max_new_tokens, self.options.context_length)
+        refused = shapes.too_long(length, accepted.max_new_tokens, self.options.context_length)
         seed = self.options.voice.seed
-        content = self.faults.content(asked.hash, seed, length)
-        if how := self.faults.refusal(content, asked.ids):
-            self.stats.note("refused", asked.rid, asked.hash, fault="refused")
-            return refuse_for_ever(request, how, self.faults, streamed=bool(asked.every))
+        content = self.faults.content(accepted.hash, seed, length)
+        if how := self.faults.refusal(content, accepted.ids):
+            self.stats.note("refused", accepted.rid, accepted.hash, fault="refused")
+            return refuse_for_ever(request, how, self.faults, streamed=bool(accepted.every))
         if content == "http_400":
             refused = "the emulated engine refuses this prompt"
         if refused is not None:
-            self.stats.note("refused", asked.rid, asked.hash)
-            if asked.every:
-                return await Stream(request, asked.every).refuse(refused)
+            self.stats.note("refused", accepted.rid, accepted.hash)
+            if accepted.every:
+                return await Stream(request, accepted.every).refuse(refused)
             return refusal(refused)
-        transient = self.faults.transient(asked.hash, seed, asked.tries)
+        transient = self.faults.transient(accepted.hash, seed, accepted.tries)
         if transient in ("http_500", "http_503"):
-            self.stats.note("failed", asked.rid, asked.hash, fault=transient)
+            self.stats.note("failed", accepted.rid, accepted.hash, fault=transient)
             return http_error(int(transient[-3:]), self.faults)
-        return await self._serve(request, asked, content, transient)
+        return await self._serve(request, accepted, content, transient)
 
     async def _serve(
-        self, request: web.Request, asked: Asked, content: str, transient: str
+        self, request: web.Request, accepted: GenerateRequest, content: str, transient: str
     ) -> web.StreamResponse:
         answer = self.options.voice.answer(
-            asked.ids, asked.max_new_tokens, "" if content == "hang_requests" else content
+            accepted.ids, accepted.max_new_tokens, "" if content == "hang_requests" else content
         )
         length = math.inf if content == "hang_requests" else len(answer.ids)
         if transient in ("abort", "reset"):
             length = max(1, len(answer.ids) // 2)
-        stream = Stream(request, asked.every) if asked.every else None
-        outcome = await self._decode(asked, length, answer, stream)
+        stream = Stream(request, accepted.every) if accepted.every else None
+        outcome = await self._decode(accepted, length, answer, stream)
         if transient == "reset":
-            self.stats.note("failed", asked.rid, asked.hash, fault=transient)
+            self.stats.note("failed", accepted.rid, accepted.hash, fault=transient)
             assert request.transport is not None
             request.transport.abort()
             return web.Response(status=500)
         if transient == "garbage":
-            self.stats.note("failed", asked.rid, asked.hash, fault=transient)
+            self.stats.note("failed", accepted.rid, accepted.hash, fault=transient)
             return garbage()
         aborted = outcome.aborted or transient == "abort"
-        body = self._body(asked, answer, outcome, aborted)
-        if transient == "altered_prompt" and asked.echo:
-            body["prompt_token_ids"] = [*asked.ids[:-1], asked.ids[-1] + 1]
-        reply = self._reply(asked, body, aborted, fault=content or transient)
+        body = self._body(accepted, answer, outcome, aborted)
+        if transient == "altered_prompt" and accepted.echo:
+            body["prompt_token_ids"] = [*accepted.ids[:-1], accepted.ids[-1] + 1]
+        reply = self._reply(accepted, body, aborted, fault=content or transient)
         return reply if stream is None else await stream.end(body)
 
     async def _decode(
-        self, asked: Asked, length: float, answer: Answer, stream: Stream | None
+        self, accepted: GenerateRequest, length: float, answer: Answer, stream: Stream | None
     ) -> Outcome:
         loop = asyncio.get_running_loop()
-        entry = Entry(asked.rid, len(asked.ids), length, loop.create_future(), received=loop.time())
-        if self.faults.is_poison(asked.hash, asked.ids):
+        entry = Entry(
+            accepted.rid, len(accepted.ids), length, loop.create_future(), received=loop.time()
+        )
+        if self.faults.is_poison(accepted.hash, accepted.ids):
             entry.on_start = lambda: self._die_soon(self.faults.poison_delay_s)
-        self.live.add(asked.rid)
+        self.live.add(accepted.rid)
         try:
             self.batch.submit(entry)
             while stream is not None and not entry.done.done():
                 await asyncio.wait({entry.done}, timeout=POLL_S)
                 made = self.batch.made(entry)
                 if not entry.done.done() and stream.due(made):
-                    await stream.send(shapes.piece(asked.rid, answer.ids[stream.sent : made], made))
+                    await stream.send(
+                        shapes.piece(accepted.rid, answer.ids[stream.sent : made], made)
+                    )
             # Cancelled: the client went away.
             return await asyncio.shield(entry.done)
         except asyncio.CancelledError:
             if self.faults.deaf_to_disconnects:
                 await entry.done
                 raise
-            self.stats.note("dropped", asked.rid, asked.hash)
+            self.stats.note("dropped", accepted.rid, accepted.hash)
             self.batch.drop(entry)
             raise
         finally:
-            self.live.discard(asked.rid)
+            self.live.discard(accepted.rid)
 
     def _body(
-        self, asked: Asked, answer: Answer, outcome: Outcome, aborted: bool
+        self, accepted: GenerateRequest, answer: Answer, outcome: Outcome, aborted: bool
     ) -> dict[str, Any]:
         ids = answer.ids[: outcome.made] if aborted else answer.ids
         finish = shapes.abort_finish() if aborted else answer.finish
         if outcome.queued_s is None:
             finish = {"type": "abort", "message": "Abort in waiting queue"}
-        speculative = 2.6 + 1.2 * unit(asked.hash, "accept")
+        speculative = 2.6 + 1.2 * unit(accepted.hash, "accept")
         body = shapes.generated(
-            rid=asked.rid,
+            rid=accepted.rid,
             ids=ids,
             finish=finish,
-            prompt_tokens=len(asked.ids),
+            prompt_tokens=len(accepted.ids),
             accept_length=speculative if self.options.speculation else None,
-            received=asked.received,
-            latency=time.time() - asked.received,
+            received=accepted.received,
+            latency=time.time() - accepted.received,
             queued=outcome.queued_s or 0.0,
         )
-        if asked.echo:
-            body["prompt_token_ids"] = asked.ids
+        if accepted.echo:
+            body["prompt_token_ids"] = accepted.ids
         return body
 
-    def _reply(self, asked: Asked, body: dict[str, Any], aborted: bool, fault: str) -> web.Response:
-        self.finished_tokens["prompt"] += len(asked.ids)
+    def _reply(
+        self, accepted: GenerateRequest, body: dict[str, Any], aborted: bool, fault: str
+    ) -> web.Response:
+        self.finished_tokens["prompt"] += len(accepted.ids)
         self.finished_tokens["generation"] += len(body["output_ids"])
         event = "aborted" if aborted else "answered"
-        self.stats.note(event, asked.rid, asked.hash, ids=len(body["output_ids"]), fault=fault)
+        self.stats.note(
+            event, accepted.rid, accepted.hash, ids=len(body["output_ids"]), fault=fault
+        )
         if self.stats.totals["answered"] == self.faults.crash_after:
             _die()
         return web.json_response(body)
@@ -249,35 +256,6 @@ class Emulated:
             asyncio.get_running_loop().call_later(delay, _die)
         else:
             _die()
-
-    def _read(self, body: Any) -> Asked:
-        """Check a request as the real server's contract does; ValueError with its sentence."""
-        if not isinstance(body, dict):
-            raise ValueError("the body is no JSON object")
-        sampling = body.get("sampling_params") or {}
-        for given, known in ((body, shapes.GENERATE_FIELDS), (sampling, shapes.SAMPLING_FIELDS)):
-            unknown = sorted(set(given) - known)
-            if unknown:
-                raise ValueError(f"unknown field: {', '.join(unknown)}")
-        ids = body.get("input_ids")
-        if body.get("text") is not None:
-            raise ValueError("the emulated engine takes input_ids only")
-        every = sampling.get("stream_interval") or 0
-        if body.get("stream") and every < 2:
-            raise ValueError("the emulated engine streams with a stream_interval only")
-        if not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
-            raise ValueError("input_ids must be a list of at least one id")
-        limit = sampling.get("max_new_tokens", 128)
-        if type(limit) is not int or limit < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {limit!r}.")
-        rid = body.get("rid") or uuid.uuid4().hex
-        if rid in self.live:
-            raise ValueError(f"Duplicate request ID detected: {rid}")
-        key = prompt_hash(ids)
-        echo = bool(body.get("return_prompt_token_ids"))
-        tries = self.stats.received[key] + 1
-        every = every if body.get("stream") else 0
-        return Asked(rid, ids, key, limit, echo, tries, time.time(), every)
 
     # -- the other routes --------------------------------------------------------------------
 
@@ -339,10 +317,12 @@ class Emulated:
     async def tokenize(self, request: web.Request) -> web.Response:
         if self.options.tokenizer is None:  # as on a server that has no such route
             return web.Response(status=404)
+        if self.faults.rendering == "refused":
+            return refusal("the emulated engine renders no conversation")
         body = await request.json()
         assert self.template is not None
         try:
-            ids = self.template.tokens(body)
+            ids = [] if self.faults.rendering == "empty" else self.template.tokens(body)
         except jinja2.TemplateError as exc:
             return refusal(str(exc))
         limit = self.options.context_length
@@ -368,6 +348,7 @@ class Emulated:
             "saturated_seconds": batch.saturated_seconds,
             "busy_fraction": batch.slot_seconds / (batch.slots * window) if window else 0.0,
         }
+        body |= {"requests": dict(stats.requests), "keyed": dict(stats.keyed)}
         if request.query.get("prompts") != "0":
             body["prompts"] = stats.prompts()
         return web.json_response(body)

@@ -23,6 +23,8 @@ class Stats:
         self.totals: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.keyed: Counter[str] = Counter()
         self.first_received: float | None = None
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._file = None if path is None else os.open(path, flags, 0o644)

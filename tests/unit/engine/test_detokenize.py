@@ -58,9 +58,9 @@ def test_another_decoder_has_no_table(decoder: Any) -> None:
 
 def test_a_byte_level_vocabulary_with_foreign_tokens() -> None:
     """An added token that no byte spells is taken as it stands."""
-    made = Tokenizer(models.WordLevel({"Ġa": 0, "Ã": 1, "¼": 2}, unk_token="Ġa"))
-    made.decoder = decoders.ByteLevel()
-    made.add_tokens([AddedToken("<a b>"), AddedToken("猫")])
-    detokenizer = Detokenizer(made)
+    tokenizer = Tokenizer(models.WordLevel({"Ġa": 0, "Ã": 1, "¼": 2}, unk_token="Ġa"))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken("<a b>"), AddedToken("猫")])
+    detokenizer = Detokenizer(tokenizer)
     assert detokenizer.has_table
     assert detokenizer(id_array([1, 2, 3, 4, 0, 1])) == "ü<a b>猫 a\ufffd"

@@ -6,6 +6,8 @@ import asyncio
 import math
 import random
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,15 @@ from hypothesis import strategies as st
 
 from dflashq.engine.gate import Gate
 from tests.support.wait import WAIT_S
+
+
+@asynccontextmanager
+async def slot(gate: Gate, priority: float) -> AsyncIterator[None]:
+    await gate.enter(priority)
+    try:
+        yield
+    finally:
+        gate.leave()
 
 
 async def settle() -> None:
@@ -30,7 +41,7 @@ class Holder:
         self.task = asyncio.ensure_future(self.hold(gate, order, log))
 
     async def hold(self, gate: Gate, order: float, log: list[float]) -> None:
-        async with gate.slot(order):
+        async with slot(gate, order):
             self.inside = True
             log.append(order)
             try:
@@ -58,15 +69,15 @@ def test_oldest_first_and_in_order_of_arrival() -> None:
 
 def test_equal_orders_are_fifo() -> None:
     async def scene() -> list[int]:
-        gate, seen = Gate(1), []
+        gate, admitted = Gate(1), []
 
         async def enter(number: int) -> None:
-            async with gate.slot(7):
-                seen.append(number)
+            async with slot(gate, 7):
+                admitted.append(number)
                 await asyncio.sleep(0)
 
         await asyncio.gather(*(enter(n) for n in range(50)))
-        return seen
+        return admitted
 
     assert asyncio.run(scene()) == list(range(50))
 
@@ -115,7 +126,7 @@ def test_limit_up_and_down() -> None:
         await asyncio.gather(*(h.task for h in holders))
         assert gate.in_flight == 0
         for wrong in (0, -1):
-            with pytest.raises(ValueError, match="at least one"):
+            with pytest.raises(ValueError, match="at least 1, not"):
                 gate.set_limit(wrong)
 
     asyncio.run(scene())
@@ -231,7 +242,7 @@ def test_no_sequence_of_events_loses_a_slot(steps: list[tuple[str, int]]) -> Non
             holder.go.set()
         await asyncio.gather(*(h.task for h in holders), return_exceptions=True)
         assert (gate.in_flight, gate.waiting) == (0, 0)
-        async with asyncio.timeout(WAIT_S), gate.slot(0):
+        async with asyncio.timeout(WAIT_S), slot(gate, 0):
             assert gate.in_flight == 1
 
     asyncio.run(scene())
@@ -263,7 +274,7 @@ def test_many_waiters_cost_a_logarithm_each(monkeypatch: pytest.MonkeyPatch) -> 
         random.Random(1).shuffle(orders)
 
         async def enter(order: float) -> None:
-            async with gate.slot(order):
+            async with slot(gate, order):
                 await asyncio.sleep(0)
 
         await asyncio.gather(*(enter(order) for order in orders))
@@ -282,7 +293,7 @@ def test_from_another_thread() -> None:
         assert gate.reasons == ("engine down",)
         opener = threading.Timer(0.05, gate.threadsafe_open, args=("engine down",))
         opener.start()
-        async with asyncio.timeout(WAIT_S), gate.slot(0):
+        async with asyncio.timeout(WAIT_S), slot(gate, 0):
             assert gate.reasons == ()
         opener.join()
         return gate

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dflashq.engine.stats import parse_metrics, read_vitals
+from dflashq.engine.stats import engine_stats, parse_metrics
 
 SGLANG = """
 # TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{engine_type="unified",tp_rank="0"} 60.0
 sglang:num_queue_reqs{engine_type="unified"} 12.0
-sglang:gen_throughput{a="b"} 3010.5
 sglang:spec_accept_length{a="b"} 3.214
 sglang:token_usage{a="b"} 0.97
 sglang:full_token_usage{a="b"} 0.81239
@@ -33,11 +32,11 @@ vllm:request_queue_time_seconds_count{engine="0"} 9.0
 """
 
 
-def test_sglang_vitals() -> None:
-    stats = read_vitals(parse_metrics(SGLANG))
+def test_metrics_of_sglang() -> None:
+    stats = engine_stats(parse_metrics(SGLANG))
     assert stats is not None
     assert (stats.running, stats.queued, stats.retracted) == (60, 12, 7)
-    assert (stats.throughput, stats.accept_length) == (3010.5, 3.214)
+    assert stats.accept_length == 3.214
     assert (stats.kv_use, stats.state_use) == (0.81239, 0.97)
     assert (stats.queue_s, stats.queued_ever) == (120.5, 40)
     assert stats.progress == {
@@ -53,15 +52,15 @@ def test_sglang_vitals() -> None:
     }
 
 
-def test_vllm_vitals() -> None:
-    stats = read_vitals(parse_metrics(VLLM))
+def test_metrics_of_vllm() -> None:
+    stats = engine_stats(parse_metrics(VLLM))
     assert stats is not None
     assert (stats.running, stats.queued, stats.retracted) == (8, 2, 3)
     assert (stats.kv_use, stats.queue_s, stats.queued_ever) == (0.25, 4.5, 9)
     assert stats.progress == {"vllm:generation_tokens_total": 512.0}
 
 
-def test_without_counters_there_are_no_vitals() -> None:
-    assert read_vitals(parse_metrics("process_cpu_seconds_total 1\n")) is None
-    assert read_vitals(parse_metrics("sglang:num_running_reqs 3.0\n")) is None
-    assert read_vitals(parse_metrics('{"version": "0.5.23"}')) is None
+def test_without_counters_there_are_no_stats() -> None:
+    assert engine_stats(parse_metrics("process_cpu_seconds_total 1\n")) is None
+    assert engine_stats(parse_metrics("sglang:num_running_reqs 3.0\n")) is None
+    assert engine_stats(parse_metrics('{"version": "0.5.23"}')) is None

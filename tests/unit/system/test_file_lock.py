@@ -24,6 +24,17 @@ def test_a_second_claim_names_the_holder(tmp_path: Path) -> None:
         second.claim()
 
 
+def test_other_users_may_take_it_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        FileLock(tmp_path / "shared").close()
+        FileLock(tmp_path / "own", mode=0o600).close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o666
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600
+
+
 def test_many_share_and_the_last_one_may_hold_alone(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with FileLock(path) as first, FileLock(path) as second:
