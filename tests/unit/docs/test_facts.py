@@ -133,7 +133,8 @@ def test_the_wire_formats_name_every_key_and_field() -> None:
         *ROW_COLUMNS,
     }
     spans = set(re.findall(r"`([^`\n]+)`", WIRE))
-    assert names - spans - {keys.NAMESPACE, keys.EPOCH} == set()
+    # Nothing reads the epoch, which stands in a Redis that an older version has used.
+    assert names - spans - {keys.NAMESPACE, f"{keys.NAMESPACE}:epoch"} == set()
 
 
 def test_the_wire_formats_name_every_object() -> None:
