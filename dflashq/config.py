@@ -18,7 +18,7 @@ def _xdg(variable: str, fallback: str) -> Path:
 
 
 class Settings(BaseSettings):
-    """All settings; the field descriptions are the README's table. Times in seconds."""
+    """All settings; the field descriptions are the table in docs/operating.md. Times in seconds."""
 
     model_config = SettingsConfigDict(
         env_prefix="DFLASHQ_", env_file=".env", extra="ignore", frozen=True
@@ -104,4 +104,6 @@ def load(**overrides: Any) -> Settings:
         rows = "; ".join(
             f"DFLASHQ_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in exc.errors()
         )
-        raise ConfigError(f"settings are wrong: {rows}. See the table in the README.") from None
+        raise ConfigError(
+            f"settings are wrong: {rows}. See the table in docs/operating.md."
+        ) from None

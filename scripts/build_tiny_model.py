@@ -92,22 +92,22 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, one: Lesson) -> tuple[list[int], list[int]]:
+def encode(tokenizer: PreTrainedTokenizerFast, example: Lesson) -> tuple[list[int], list[int]]:
     """(prompt ids, ids to learn) of a lesson, as the engine would see them."""
     prompt = tokenizer.apply_chat_template(
-        one.messages,
-        tools=one.tools,
+        example.messages,
+        tools=example.tools,
         tokenize=False,
         add_generation_prompt=True,
-        enable_thinking=one.thinking,
+        enable_thinking=example.thinking,
     )
-    closing = f"{one.thought}\n</think>\n\n" if one.thinking else ""
-    return tokenizer.encode(prompt), tokenizer.encode(f"{closing}{one.answer}<|im_end|>")
+    thought = f"{example.thought}\n</think>\n\n" if example.thinking else ""
+    return tokenizer.encode(prompt), tokenizer.encode(f"{thought}{example.answer}<|im_end|>")
 
 
 def batch(tokenizer: PreTrainedTokenizerFast, lessons: list[Lesson]) -> dict[str, torch.Tensor]:
     """Padded on the right; labels only where the model speaks."""
-    pairs = [encode(tokenizer, one) for one in lessons]
+    pairs = [encode(tokenizer, example) for example in lessons]
     width = max(len(p) + len(a) for p, a in pairs)
     ids = torch.full((len(pairs), width), tokenizer.pad_token_id)
     labels = torch.full((len(pairs), width), -100)

@@ -28,7 +28,7 @@ OUTPUT = ROOT / "demo-output"
 PROMPTS = ROOT / "scripts" / "demo-prompts.jsonl"
 COMMAND = str(Path(sys.executable).with_name("dflashq"))
 PROFILE = "smollm2-cpu"
-# The model's answers are short; what it does not end by then is a truncation, and counted as one.
+# The model's answers are short. Longer ones are rejected as truncated, and counted.
 SAMPLING = ("max_new_tokens=96",)
 
 
@@ -69,14 +69,14 @@ def stop_all() -> None:
 
 
 def left_running() -> list[int]:
-    """Processes of the demo that still run, whoever started them: they carry its STATE folder."""
+    """Ids of the demo's processes that still run: their environment names its STATE folder."""
     marker = f"DFLASHQ_STATE_DIR={STATE}".encode()
-    found = []
+    pids = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if marker in environ.read_bytes().split(b"\0"):
-                found.append(int(environ.parent.name))
-    return found
+                pids.append(int(environ.parent.name))
+    return pids
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def environment() -> dict[str, str]:
     status = local.up(config.load(state_dir=STATE))
     lines = [line for line in status.env_file.read_text().splitlines() if "=" in line]
     pairs = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
-    # A rejection in a demo must not hang on a slow laptop's lease.
+    # A short pause between sweeps: a demo should not wait for hints.
     own = {"DFLASHQ_STATE_DIR": str(STATE), "DFLASHQ_PROFILE": PROFILE, "DFLASHQ_SWEEP_S": "1"}
     return {**os.environ, **pairs, **own}
 
@@ -104,22 +104,22 @@ def environment() -> dict[str, str]:
 def run_command(env: dict[str, str], *words: str) -> None:
     """One `dflashq` command on this terminal; the demo ends when it fails."""
     click.secho(f"$ dflashq {' '.join(words)}", dim=True)
-    done = subprocess.run([COMMAND, *words], check=False, env=env, cwd=ROOT)
-    if done.returncode:
-        raise SystemExit(f"dflashq {words[0]} ended with {done.returncode}; logs are in {STATE}")
+    exit_code = subprocess.run([COMMAND, *words], check=False, env=env, cwd=ROOT).returncode
+    if exit_code:
+        raise SystemExit(f"dflashq {words[0]} ended with {exit_code}; logs are in {STATE}")
 
 
 def watch(env: dict[str, str], run: str, worker: subprocess.Popen[bytes]) -> None:
     """Live progress until the run is finished; the demo ends when the worker does."""
-    watching = subprocess.Popen([COMMAND, "watch", run], env=env)
-    while watching.poll() is None:
+    command = subprocess.Popen([COMMAND, "watch", run], env=env)
+    while command.poll() is None:
         if worker.poll() is not None:
-            watching.terminate()
-            watching.wait()
+            command.terminate()
+            command.wait()
             tail = (STATE / "worker.log").read_text(errors="replace").splitlines()[-30:]
-            raise SystemExit("the worker ended early. Its last words:\n" + "\n".join(tail))
+            raise SystemExit("the worker ended early. Its log ends with:\n" + "\n".join(tail))
         time.sleep(0.2)
-    if watching.returncode:
+    if command.returncode:
         raise SystemExit(f"the run did not finish well: dflashq status {run}")
 
 

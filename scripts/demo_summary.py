@@ -17,7 +17,7 @@ from dflashq.ledger import Ledger
 
 
 def print_summary(settings: Settings, run: str, seconds: float) -> None:
-    """Samples, rejects by reason, tokens, tokens/s, object keys, one sample printed."""
+    """Print samples, rejects by reason, tokens, tokens/s, object keys, and one sample."""
     status = Ledger(settings).status(run)
     counters = status.counters
     tokens = counters.get("output_tokens", 0)
@@ -44,7 +44,7 @@ def _print_rejected(settings: Settings, blobs: Blobs, run: str) -> None:
 
 
 def _print_sample(blobs: Blobs, run: str) -> None:
-    """The first sample with more than one turn, or else the first one."""
+    """Print the first sample with more than one turn, or else the first sample."""
     record = runs.read_run(blobs, run)
     rows: list[dict[str, Any]] = []
     for batch in record.batches:
@@ -63,7 +63,7 @@ def _print_sample(blobs: Blobs, run: str) -> None:
 
 
 def copy_objects(settings: Settings, run: str, folder: Path) -> None:
-    """The finished run's objects as files under `folder`, which is made anew."""
+    """Copy the finished run's objects to files under `folder`. What was there is removed."""
     blobs = Blobs(settings)
     shutil.rmtree(folder, ignore_errors=True)
     count = 0

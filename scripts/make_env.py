@@ -17,7 +17,7 @@ EMPTY = re.compile(r"^([A-Z0-9_]*(?:PASSWORD|SECRET|AUTH|TOKEN|KEY)[A-Z0-9_]*)=$
 
 def filled(example: str) -> str:
     """The example with a random value behind each name that asks for a secret."""
-    return EMPTY.sub(lambda found: f"{found[1]}={_random(found[1])}", example)
+    return EMPTY.sub(lambda line: f"{line[1]}={_random(line[1])}", example)
 
 
 def _random(name: str) -> str:
@@ -27,7 +27,7 @@ def _random(name: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Write `folder`/.env; SystemExit with a sentence when there is one."""
+    """Write `folder`/.env; SystemExit with a sentence when that file exists already."""
     example = (ROOT / ".env.example").read_text(encoding="utf-8")
     path = folder / ".env"
     try:
@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     except FileExistsError:
         raise SystemExit(
             f"{path} exists and was left as it is: new passwords would lock you out of the data "
-            "that the old ones protect. Move it away to make another."
+            "that the old ones protect. Move it away to get a new one."
         ) from None
     with os.fdopen(handle, "w", encoding="utf-8") as out:
         out.write(filled(example))

@@ -1,4 +1,4 @@
-"""What the tiny thinking model is taught: questions, thoughts and answers, made from a seed."""
+"""What the tiny thinking model is taught: questions, thoughts and answers, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def corpus(rng: random.Random, lessons: int = 3000) -> list[str]:
     """Plain text for the tokenizer: all that lessons can say, and the words of noise."""
     texts = [" ".join(NOISE)] * 20
     for _ in range(lessons):
-        one = lesson(rng)
-        texts += [m["content"] for m in one.messages]
-        texts += [one.thought, one.answer, str(one.tools)]
+        example = lesson(rng)
+        texts += [message["content"] for message in example.messages]
+        texts += [example.thought, example.answer, str(example.tools)]
     return texts
