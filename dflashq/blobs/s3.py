@@ -217,8 +217,9 @@ class Blobs:
         if isinstance(exc, NoCredentialsError):
             raise BlobError(f"cannot {verb} {place}: no credentials. {_CREDENTIALS}") from None
         raise BlobError(
-            f"cannot {verb} {place}: {type(exc).__name__} at {self._endpoint}. It may or may not have "
-            "been done; it is safe to try again. Check DFLASHQ_S3_ENDPOINT_URL and that S3 is up.",
+            f"cannot {verb} {place}: {type(exc).__name__} at {self._endpoint}. It may "
+            "have been done; it is safe to try again. Check DFLASHQ_S3_ENDPOINT_URL and that S3 is "
+            "up.",
             transient=True,
         ) from None
 

@@ -9,9 +9,9 @@ _SERVER = ("dtype", "quantization", "kv_cache_dtype", "weight_version")
 
 
 def truth_of(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an engine record (`runs/R/engines/<id>.json`) all engines of a run must share.
+    """The fields of an engine record (`runs/R/engines/<id>.json`) that a run's engines must share.
 
-    Speed is not truth: GPUs, limits and speculation may differ.
+    What only decides the speed may differ: GPUs, limits, speculation.
     """
     model, server = engine["profile"]["model"], engine["server_info"]
     fields = {

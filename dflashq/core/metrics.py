@@ -1,8 +1,8 @@
 """Every metric that dflashq exposes, with its unit and help; names follow Prometheus' conventions.
 
-Counters live here as plain objects, counted wherever something happens. Readings are declared here
-and taken when somebody asks. `FLEET` is what the ledger knows and the monitor serves; `WORKER` is
-what one worker serves, beside `ENGINE`, which it passes on from its engine.
+Counters are objects of this module that any code counts on. Gauges are declared here and read when
+metrics are collected. `FLEET` is what the monitor serves, from the ledger; `WORKER` is what one
+worker serves; `ENGINE` are the metrics of its engine that a worker passes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Gauge:
-    """A value that is read when somebody asks: a gauge, or a counter if its name says `_total`."""
+    """A value that is read when metrics are collected; a counter if its name ends in `_total`."""
 
     name: str
     unit: str
@@ -53,7 +53,7 @@ class Counter:
             self._counts[values] = self._counts.get(values, 0) + amount
 
     def counts(self) -> dict[Labels, float]:
-        """The counts so far by label values; one without labels stands at 0 from the start."""
+        """The counts so far by label values; a counter without labels begins at 0."""
         with self._lock:
             return dict(self._counts) or ({} if self.labels else {(): 0})
 
