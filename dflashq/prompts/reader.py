@@ -73,5 +73,6 @@ def _no_rows(path: Path, reasons: Counter[str]) -> InputError:
         return InputError(f"{path} has no rows: it is empty. Nothing was enqueued.")
     counts = ", ".join(f"{why} {count}" for why, count in reasons.most_common())
     return InputError(
-        f"{path} has no rows that can be used: {reasons.total()} rejected ({counts}). Nothing was enqueued."
+        f"{path} has no rows that can be used: {reasons.total()} rejected ({counts}). "
+        "Nothing was enqueued."
     )
