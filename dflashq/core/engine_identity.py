@@ -23,10 +23,10 @@ def truth_of(engine: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {name: server.get(name) for name in _SERVER}
 
 
-def differences(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+def differences(on_record: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     """`dtype: the run has 'bfloat16', this engine 'float16'; …`; empty when they agree."""
     return "; ".join(
-        f"{name}: the run has {known.get(name)!r}, this engine {mine.get(name)!r}"
-        for name in sorted({*known, *mine})
-        if known.get(name) != mine.get(name)
+        f"{name}: the run has {on_record.get(name)!r}, this engine {engine.get(name)!r}"
+        for name in sorted({*on_record, *engine})
+        if on_record.get(name) != engine.get(name)
     )

@@ -193,7 +193,8 @@ RUN_STATE = _fleet(
     "dflashq_run_state",
     "",
     "1 for the state that the run is in: active, paused, cancelled, finished.",
-    *("run", "state"),
+    "run",
+    "state",
 )
 RUN_PROMPTS = _fleet("dflashq_run_prompts", "prompts", "Prompts of the run.", "run")
 RUN_ACCEPTED = _fleet(
@@ -203,7 +204,8 @@ RUN_REJECTED = _fleet(
     "dflashq_run_rejected_prompts",
     "prompts",
     "Rejected prompts in committed batches, by reason; a revision takes them back.",
-    *("run", "reason"),
+    "run",
+    "reason",
 )
 RUN_OUTPUT_TOKENS = _fleet(
     "dflashq_run_output_tokens", "tokens", "Output tokens in committed batches.", "run"
@@ -212,7 +214,8 @@ RUN_BATCHES = _fleet(
     "dflashq_run_batches",
     "batches",
     "Batches by state: pending, leased, done, dead, waiting (held back by canary or enqueue).",
-    *("run", "state"),
+    "run",
+    "state",
 )
 RUN_TOKENS_PER_SECOND = _fleet(
     "dflashq_run_tokens_per_second",
