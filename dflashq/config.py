@@ -1,4 +1,4 @@
-"""Settings: `DFLASHQ_*` environment variables or a `.env` file, read once, frozen."""
+"""Settings from `DFLASHQ_*` environment variables or a `.env` file; they never change."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Settings(BaseSettings):
     )
 
     def broker_url(self) -> str:
-        """The Redis address with its password: for clients only, never to be printed."""
+        """The Redis address with its password, for clients; it must not be printed or logged."""
         if self.redis_password is None:
             return self.redis_url
         parts = urlsplit(self.redis_url)
@@ -97,13 +97,14 @@ class Settings(BaseSettings):
 
 
 def load(**overrides: Any) -> Settings:
-    """Read the settings; ConfigError names each variable that is wrong."""
+    """The settings of this process; ConfigError names each variable that is wrong."""
     try:
         return Settings(**overrides)
     except ValidationError as exc:
-        rows = "; ".join(
-            f"DFLASHQ_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in exc.errors()
+        problems = "; ".join(
+            f"DFLASHQ_{'_'.join(map(str, error['loc'])).upper()}: {error['msg']}"
+            for error in exc.errors()
         )
         raise ConfigError(
-            f"settings are wrong: {rows}. See the table in docs/operating.md."
+            f"settings are wrong: {problems}. See the table in docs/operating.md."
         ) from None

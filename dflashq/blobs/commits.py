@@ -1,4 +1,4 @@
-"""The commit point of a batch: its completions object, and the rejected object it names."""
+"""The commit point of a batch: its completions object, and the rejected object that it names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ UNRECORDED = "unrecorded"
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A committed batch as S3 holds it: its reference and where each index ended up.
+    """A committed batch as S3 holds it: its reference, and what became of each prompt.
 
-    `reasons` maps every rejected index to its reason; an index whose rejected row is missing has
-    the reason `unrecorded`.
+    `accepted` are the indexes of the accepted prompts. `reasons` maps every rejected index to its
+    reason; an index whose rejected row is missing has the reason `unrecorded`.
     """
 
     ref: ObjectRef
@@ -37,10 +37,11 @@ def write_commit(
     rejected: bytes | None,
     counts: dict[str, int],
 ) -> ObjectRef | None:
-    """Upload the rejected rows, then the completions if absent: the commit point.
+    """Upload the rejected rows, then the completions if absent: that second upload is the commit.
 
-    The bodies are whole objects (`codec.compress_all`). None when a completions object is there
-    already, by whoever: `read_commit` says what it holds. Safe to repeat.
+    `accepted` and `rejected` are the bytes of the objects (`codec.compress_all`). None when a
+    completions object exists, whoever wrote it: `read_commit` says what it holds. Blocks on S3;
+    safe to repeat.
     """
     ref = ObjectRef(
         keys.completions_object(run, batch), codec.sha256(accepted), fingerprint, counts
@@ -56,14 +57,15 @@ def write_commit(
 
 
 def committed(blobs: Blobs, run: str, batch: str) -> bool:
-    """Whether the batch has a completions object."""
+    """Whether the batch has a completions object. Blocks on S3."""
     return blobs.head(keys.completions_object(run, batch)) is not None
 
 
 def read_reference(blobs: Blobs, run: str, batch: str, fingerprint: str) -> ObjectRef | None:
     """The reference of a committed batch from its metadata alone; None when there is no commit.
 
-    ConflictError when it is not this run's. Whether the bytes are right is `read_commit`'s to say.
+    ConflictError when it is not this run's. The bytes are not read: `read_commit` checks them.
+    Blocks on S3.
     """
     key = keys.completions_object(run, batch)
     metadata = blobs.head(key)
@@ -71,10 +73,10 @@ def read_reference(blobs: Blobs, run: str, batch: str, fingerprint: str) -> Obje
 
 
 def read_commit(blobs: Blobs, run: str, batch: str, fingerprint: str, indexes: set[int]) -> Commit:
-    """What a committed batch holds, checked: sha256, fingerprint, index set.
+    """What a committed batch holds, after checks of sha256, fingerprint and index set.
 
-    ConflictError (a sentence) when the object is not this run's work on these indexes;
-    BlobMissingError when there is none.
+    ConflictError when the object is not this run's work on exactly these indexes, BlobMissingError
+    when there is none. Blocks on S3.
     """
     key = keys.completions_object(run, batch)
     blob = blobs.get(key)
@@ -108,7 +110,7 @@ def _reference(key: str, metadata: dict[str, str], fingerprint: str) -> ObjectRe
 
 
 def accepted_rows(blobs: Blobs, ref: ObjectRef) -> Iterator[dict[str, Any]]:
-    """The samples of a commit; BlobMissingError, or ConflictError when damaged."""
+    """The sample rows of a commit; BlobMissingError, ConflictError when damaged. Blocks on S3."""
     body = blobs.get(ref.key).body
     if codec.sha256(body) != ref.sha256:
         raise ConflictError(f"{ref.key} is damaged: its sha256 is not the one its metadata names")
@@ -116,7 +118,7 @@ def accepted_rows(blobs: Blobs, ref: ObjectRef) -> Iterator[dict[str, Any]]:
 
 
 def rejected_rows(blobs: Blobs, ref: ObjectRef) -> Iterator[dict[str, Any]]:
-    """The rejected rows that a commit names; BlobMissingError, or ConflictError when damaged."""
+    """The rejected rows that a commit names, if any; errors as in `accepted_rows`. Blocks."""
     if ref.rejected_key is None:
         return
     body = blobs.get(ref.rejected_key).body
@@ -135,23 +137,23 @@ def _rejected(blobs: Blobs, ref: ObjectRef) -> dict[int, str]:
 def _refuse_foreign(
     key: str, accepted: list[int], reasons: dict[int, str], indexes: set[int]
 ) -> None:
-    seen = set(accepted)
-    if len(seen) != len(accepted):
+    distinct = set(accepted)
+    if len(distinct) != len(accepted):
         raise ConflictError(f"{key} holds an index twice")
-    if foreign := (seen | set(reasons)) - indexes:
+    if foreign := (distinct | set(reasons)) - indexes:
         raise ConflictError(f"{key} holds indexes of another batch: {_some(foreign)}")
-    if both := seen & set(reasons):
+    if both := distinct & set(reasons):
         raise ConflictError(f"{key} and its rejected object share indexes: {_some(both)}")
 
 
 def _recounted(ref: ObjectRef, missing: set[int]) -> ObjectRef:
-    """The counts when the rejected object is lost: its reasons are unknown."""
+    """The reference with the `missing` indexes counted as rejected for an unrecorded reason."""
     if not missing:
         return ref
-    counts = {k: v for k, v in ref.counts.items() if not k.startswith("rejected_")}
+    counts = {name: n for name, n in ref.counts.items() if not name.startswith("rejected_")}
     return replace(ref, counts=counts | {f"rejected_{UNRECORDED}": len(missing)})
 
 
 def _some(indexes: set[int]) -> str:
-    shown = ", ".join(map(str, sorted(indexes)[:5]))
-    return shown + (f" and {len(indexes) - 5} more" if len(indexes) > 5 else "")
+    first = ", ".join(map(str, sorted(indexes)[:5]))
+    return first + (f" and {len(indexes) - 5} more" if len(indexes) > 5 else "")

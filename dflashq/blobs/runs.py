@@ -1,4 +1,4 @@
-"""The records of a run on S3: run.json, its prompt objects, its revisions, its state."""
+"""The records of a run on S3: run.json, its prompts objects, its revisions, its state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dflashq.core.model import BatchRecord, Prompt, RunRecord, canonical_json
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Rejected prompts of a batch, to be run again; `supersedes` counts them by reason."""
+    """A batch of rejected prompts that are run again; `supersedes` counts them by reason."""
 
     batch: BatchRecord
     supersedes: dict[str, int]
@@ -24,7 +24,7 @@ class Revision:
 
 
 def read_run(blobs: Blobs, run: str) -> RunRecord:
-    """`run.json`; UnknownRunError when there is none."""
+    """`run.json`; UnknownRunError when there is none, NewerFormatError. Blocks on S3."""
     try:
         body = blobs.get(keys.run_json(run)).body
     except BlobMissingError:
@@ -35,7 +35,7 @@ def read_run(blobs: Blobs, run: str) -> RunRecord:
 
 
 def write_run(blobs: Blobs, record: RunRecord) -> bool:
-    """Put `run.json` if absent; False when one is there already (read it and compare)."""
+    """Put `run.json` if absent; False when one exists: read it and compare. Blocks on S3."""
     body = canonical_json(record.to_json())
     return blobs.put_absent(keys.run_json(record.name), body, {"sha256": codec.sha256(body)})
 
@@ -43,18 +43,18 @@ def write_run(blobs: Blobs, record: RunRecord) -> bool:
 def read_revision(blobs: Blobs, run: str, batch: str) -> Revision:
     """The record of a revision batch; BlobMissingError when there is none."""
     row = json.loads(blobs.get(keys.revision_json(run, batch)).body)
-    return Revision(BatchRecord(**row["batch"]), row["supersedes"])
+    return Revision(BatchRecord.from_json(row["batch"]), row["supersedes"])
 
 
 def write_revision(blobs: Blobs, run: str, revision: Revision) -> bool:
-    """Put a revision's record if absent; False when it is there already."""
+    """Put a revision's record if absent; False when one exists. Blocks on S3."""
     body = canonical_json(revision.to_json())
     key = keys.revision_json(run, revision.batch.name)
     return blobs.put_absent(key, body, {"sha256": codec.sha256(body)})
 
 
 def revisions(blobs: Blobs, run: str) -> list[Revision]:
-    """All revisions of a run, each batch's in order."""
+    """All revisions of a run, by batch, then by number. Blocks on S3, once for each."""
     names = [
         key.rpartition("/")[2].removesuffix(".json")
         for key in blobs.list(keys.revisions_prefix(run))
@@ -63,35 +63,42 @@ def revisions(blobs: Blobs, run: str) -> list[Revision]:
 
 
 def batch_record(blobs: Blobs, record: RunRecord, batch: str) -> BatchRecord:
-    """Where a batch (or a revision of one) finds its prompts; UnknownRunError when nowhere."""
+    """The record of a batch or revision, which names its prompts object.
+
+    UnknownRunError for a batch number that the run does not have, BlobMissingError for a revision.
+    """
     number, revision = keys.parse_batch(batch)
     if revision:
         return read_revision(blobs, record.name, batch).batch
     if number >= len(record.batches):
         raise UnknownRunError(
-            f"run {record.name!r} has {len(record.batches)} batches; {batch} is none"
+            f"run {record.name!r} has {len(record.batches)} batches; {batch} is not one of them"
         )
     return record.batches[number]
 
 
 def read_prompts(blobs: Blobs, record: BatchRecord) -> list[Prompt]:
-    """The prompts of a batch, in order; ConflictError when the object is not the recorded one."""
+    """The prompts of a batch, in order; ConflictError when the object is not the recorded one.
+
+    BlobMissingError when it is gone. Blocks on S3.
+    """
     body = blobs.get(record.key).body
     if codec.sha256(body) != record.sha256:
         raise ConflictError(
-            f"{record.key} is damaged: its sha256 is {codec.sha256(body)[:12]}…, recorded was "
-            f"{record.sha256[:12]}…. Enqueue the same files again: it writes the object anew."
+            f"{record.key} is damaged: its sha256 is {codec.sha256(body)[:12]}…, the record says "
+            f"{record.sha256[:12]}…. Delete it and enqueue the same files again: that writes it "
+            "anew."
         )
     return [Prompt.from_json(row) for row in codec.decode_rows(body)]
 
 
 def write_state(blobs: Blobs, run: str, state: str, reason: str) -> None:
-    """Mirror pause, resume and cancel, so that a lost Redis does not forget them."""
+    """Mirror the state of a run (active, paused, cancelled), so that it outlives a lost Redis."""
     blobs.put(keys.state_json(run), canonical_json({"state": state, "reason": reason}))
 
 
 def read_state(blobs: Blobs, run: str) -> tuple[str, str] | None:
-    """The mirrored (state, reason); None for a run that was never paused or cancelled."""
+    """The mirrored (state, reason); None for a run that was never paused or cancelled. Blocks."""
     try:
         row = json.loads(blobs.get(keys.state_json(run)).body)
     except BlobMissingError:

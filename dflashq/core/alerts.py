@@ -1,4 +1,4 @@
-"""What a person is told of, derived from how runs and workers are. Pure."""
+"""The alerts for a person, with their sentences, bodies and signatures. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABOUT_WORKERS = (ENGINE_LOST, ENGINE_SICK)
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One thing to tell once. `about` (a run or a worker) and `name` are its identity."""
+    """An alert, to be sent once. `about` (a run or a worker) and `name` identify it."""
 
     event: str
     about: str
@@ -29,11 +29,11 @@ class Alert:
 
     @property
     def id(self) -> str:
-        """The same at every try, so that a receiver can drop a second copy."""
+        """32 hex digits, the same at every try, so that a receiver can drop a second copy."""
         return hashlib.sha256(f"{self.about}\0{self.name}".encode()).hexdigest()[:32]
 
     def to_json(self, at: str) -> dict[str, Any]:
-        """The body; `text` is what chat services show."""
+        """The body of the webhook; `at` is ISO 8601, `text` is what chat services show."""
         return {
             "id": self.id,
             "event": self.event,
@@ -46,7 +46,7 @@ class Alert:
 
 
 def paused(run: str, reason: str) -> Alert:
-    """A run that stands still; its name is free again once the run is active."""
+    """A run was paused. Once it is active again, the next pause is a new alert."""
     why = f": {reason}" if reason else ""
     return Alert(
         PAUSED, run, PAUSE_NAME, f"run {run} is paused{why}", {"run": run, "reason": reason}
@@ -54,15 +54,15 @@ def paused(run: str, reason: str) -> Alert:
 
 
 def finished(run: str, sentence: str, counts: Mapping[str, int]) -> Alert:
-    """Nothing is left to do; a run that grew or was revived finishes again, with other counts."""
+    """A run finished. One that grew or was revived finishes again, with other counts."""
     name = f"finished:{counts['done']}:{counts['dead']}"
     return Alert(FINISHED, run, name, f"run {run} is finished: {sentence}", {"run": run, **counts})
 
 
 def dead_batch(run: str, batch: str, reason: str, died_ms: int, then: str) -> Alert:
-    """A batch whose attempts are spent; dying again after a revival is told again.
+    """A batch died; dying again after a revival, at another `died_ms`, is a new alert.
 
-    `then` says what becomes of the run, and how the batch is revived.
+    `then` is a sentence on what becomes of the run, and how the batch is revived.
     """
     return Alert(
         DEAD_BATCH,
@@ -74,9 +74,9 @@ def dead_batch(run: str, batch: str, reason: str, died_ms: int, then: str) -> Al
 
 
 def engine_failed(worker: str, reason: str, boot: str) -> Alert:
-    """A worker whose engine is beyond repair; it has handed its batches back.
+    """A worker lost its engine for good; it has handed its batches back.
 
-    The same boot that falls silent afterwards is no second notice.
+    When the same boot falls silent afterwards, that is no second alert.
     """
     return Alert(
         ENGINE_LOST,
@@ -88,7 +88,7 @@ def engine_failed(worker: str, reason: str, boot: str) -> Alert:
 
 
 def worker_silent(worker: str, host: str, silent_s: int, boot: str) -> Alert:
-    """A worker that fell silent without a word: killed, or its host is gone, and its engine too."""
+    """A worker fell silent without ending in order: it was killed, or its host is gone."""
     return Alert(
         ENGINE_LOST,
         worker,
@@ -100,7 +100,7 @@ def worker_silent(worker: str, host: str, silent_s: int, boot: str) -> Alert:
 
 
 def engine_sick(worker: str, boot: str, reason: str, since_ms: int) -> Alert:
-    """A worker whose engine answers with errors only; told once an episode, begun `since_ms`."""
+    """The engine of a worker answers with errors only, since `since_ms`; one alert an episode."""
     return Alert(
         ENGINE_SICK,
         worker,
@@ -111,12 +111,12 @@ def engine_sick(worker: str, boot: str, reason: str, since_ms: int) -> Alert:
     )
 
 
-def body_of(notice: Alert, at: str) -> bytes:
+def body_of(alert: Alert, at: str) -> bytes:
     """The bytes that are sent and signed."""
-    return canonical_json(notice.to_json(at))
+    return canonical_json(alert.to_json(at))
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """`sha256=HEX` over `TIMESTAMP.BODY`, so that an old request cannot be sent again."""
+    """`sha256=HEX`, the HMAC of `TIMESTAMP.BODY`: a receiver can refuse a repeated old request."""
     signed = timestamp.encode() + b"." + body
     return "sha256=" + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()

@@ -9,9 +9,9 @@ _SERVER = ("dtype", "quantization", "kv_cache_dtype", "weight_version")
 
 
 def truth_of(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an engine record (`runs/R/engines/<id>.json`) all engines of a run must share.
+    """The fields of an engine record (`runs/R/engines/<id>.json`) that a run's engines must share.
 
-    Speed is not truth: GPUs, limits and speculation may differ.
+    What only decides the speed may differ: GPUs, limits, speculation.
     """
     model, server = engine["profile"]["model"], engine["server_info"]
     fields = {
@@ -23,10 +23,10 @@ def truth_of(engine: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {name: server.get(name) for name in _SERVER}
 
 
-def differences(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+def differences(on_record: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     """`dtype: the run has 'bfloat16', this engine 'float16'; …`; empty when they agree."""
     return "; ".join(
-        f"{name}: the run has {known.get(name)!r}, this engine {mine.get(name)!r}"
-        for name in sorted({*known, *mine})
-        if known.get(name) != mine.get(name)
+        f"{name}: the run has {on_record.get(name)!r}, this engine {engine.get(name)!r}"
+        for name in sorted({*on_record, *engine})
+        if on_record.get(name) != engine.get(name)
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class DflashqError(Exception):
-    """A failure told in a sentence: what happened, to what, what was kept, what to do next."""
+    """A failure whose message says what happened to what, what was kept, and what to do next."""
 
     exit_code = 1
 
 
 class UsageError(DflashqError):
-    """The caller asked for something that cannot be meant; nothing was done."""
+    """What the caller asked for makes no sense; nothing was done."""
 
     exit_code = 2
 
@@ -55,8 +55,7 @@ class LedgerUnreachableError(LedgerError):
 class LedgerRefusedError(LedgerUnreachableError):
     """Redis answered and refused, as it does in a failover or while its disk is full.
 
-    It is waited out like a server that does not answer: nothing is known to have happened.
-    `words` is what Redis said.
+    Callers wait and try again, as with a server that does not answer. `words` is what Redis said.
     """
 
     def __init__(self, sentence: str, words: str = "") -> None:
@@ -65,7 +64,7 @@ class LedgerRefusedError(LedgerUnreachableError):
 
 
 class LedgerPasswordError(LedgerRefusedError):
-    """Redis refused the password: it passes only while the password is being changed."""
+    """Redis refused the password; it may accept it again once a change of password is complete."""
 
 
 class LeaseLostError(DflashqError):
@@ -75,7 +74,7 @@ class LeaseLostError(DflashqError):
 class BlobError(DflashqError):
     """S3 refused or did not answer; the object was not confirmed.
 
-    `transient`: it did not answer, or not in its right mind (5xx): another try may succeed.
+    `transient`: it did not answer, or with a server error (5xx); another try may succeed.
     """
 
     def __init__(self, sentence: str, *, transient: bool = False) -> None:
@@ -84,11 +83,15 @@ class BlobError(DflashqError):
 
 
 class BlobMissingError(BlobError):
-    """An object that should exist does not."""
+    """An object that should exist is absent."""
 
 
 class ConflictError(DflashqError):
     """The commit object at a batch's key is not this run's work."""
+
+
+class NewerFormatError(DflashqError):
+    """A newer version of dflashq wrote this, in a format that this one cannot read."""
 
 
 class EngineError(DflashqError):
@@ -96,19 +99,19 @@ class EngineError(DflashqError):
 
 
 class EngineRefusedError(EngineError):
-    """The engine refused this one prompt (HTTP 400): asking again gives the same answer.
+    """The engine refused this one prompt (HTTP 400); it would refuse it again.
 
-    `reason` is the verdict that the prompt gets.
+    `reason` is the reason word of the verdict that the prompt gets.
     """
 
     reason = "refused_input"
 
 
 class EngineRequestError(EngineError):
-    """One request failed; whether its prompt or the engine is to blame shows beside other requests.
+    """One request failed; only other requests show whether its prompt or the engine is at fault.
 
-    `status` is that of HTTP, None where the answer had none that says so; `retry_after_s` is what
-    the server asked for, 0 when it asked for nothing.
+    `status` is the HTTP status, None without one; `retry_after_s` is the server's Retry-After in
+    seconds, 0 without one.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class EngineRequestError(EngineError):
 class EngineDownError(EngineError):
     """The engine does not answer at all.
 
-    `delivered`: it had the request before it fell silent.
+    `delivered`: the request had reached it before.
     """
 
     def __init__(self, sentence: str, *, delivered: bool = False) -> None:

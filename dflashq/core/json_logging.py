@@ -1,8 +1,7 @@
-"""Log records as JSON: one event name a fact, and the fields that its sentence names.
+"""Log records as JSON, with an event name and fields that come from the sentence.
 
 A message such as `"batch begins: run=%s batch=%s"` is the event `batch_begins` with the fields
-`run` and `batch`, in the types that were logged. So the sentence stands once, for people and for
-machines.
+`run` and `batch`, in the types that were logged. So one sentence serves people and machines.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dflashq.core.errors import LedgerUnreachableError
 
 CONSOLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-_SLOT = re.compile(r"(?:\b([a-z_]+)=)?%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
+_PLACEHOLDER = re.compile(r"(?:\b([a-z_]+)=)?%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 _EVENT_END = re.compile(r"[:(]|\b[a-z_]+=")
 _NO_WORD = re.compile(r"[^a-z0-9]+")
 _OURS = ("dflashq", "workers", "__main__")
@@ -49,40 +48,43 @@ class JsonFormatter(logging.Formatter):
 
 
 def level_of(exc: Exception) -> int:
-    """How loud to tell what waits for `exc`: an outage of Redis is told where it begins."""
+    """The level at which to log what waits because of `exc`.
+
+    An outage of Redis is logged once, where it begins, so those who wait log at DEBUG.
+    """
     return logging.DEBUG if isinstance(exc, LedgerUnreachableError) else logging.WARNING
 
 
 def moment(record: logging.LogRecord) -> str:
-    """When it was logged, ISO 8601 in UTC."""
+    """The time of a record, ISO 8601 in UTC."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 def event(record: logging.LogRecord) -> str:
-    """The name of what happened: its sentence up to a colon or a field, without the values.
+    """The event name of a record: its sentence up to a colon or a field, without the values.
 
-    Records of other libraries have the library's name: their sentences are no names of ours.
+    A record of another library has the name of that library.
     """
     top = record.name.partition(".")[0]
     if top not in _OURS:
         return top
     template = str(record.msg)
     end = _EVENT_END.search(template)
-    words = _SLOT.sub(" ", template[: end.start()] if end else template)
+    words = _PLACEHOLDER.sub(" ", template[: end.start()] if end else template)
     name = _NO_WORD.sub("_", words.lower()).strip("_")
     return name or f"{record.module}.{record.funcName}"
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The values that the template names, `run=%s`, in their own types where JSON has them."""
+    """The values that the template names (`run=%s`), in their own types where JSON has them."""
     if not isinstance(record.args, tuple):
         return {}
     values = iter(record.args)
-    found: dict[str, Any] = {}
-    for slot in _SLOT.finditer(str(record.msg)):
-        if slot[0].endswith("%%"):
+    named: dict[str, Any] = {}
+    for placeholder in _PLACEHOLDER.finditer(str(record.msg)):
+        if placeholder[0].endswith("%%"):
             continue
         value = next(values, None)
-        if slot[1]:
-            found[slot[1]] = value if isinstance(value, _PLAIN) else str(value)
-    return found
+        if placeholder[1]:
+            named[placeholder[1]] = value if isinstance(value, _PLAIN) else str(value)
+    return named

@@ -1,8 +1,8 @@
 """Every metric that dflashq exposes, with its unit and help; names follow Prometheus' conventions.
 
-Counters live here as plain objects, counted wherever something happens. Readings are declared here
-and taken when somebody asks. `FLEET` is what the ledger knows and the monitor serves; `WORKER` is
-what one worker serves, beside `ENGINE`, which it passes on from its engine.
+Counters are objects of this module that any code counts on. Gauges are declared here and read when
+metrics are collected. `FLEET` is what the monitor serves, from the ledger; `WORKER` is what one
+worker serves; `ENGINE` are the metrics of its engine that a worker passes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Gauge:
-    """A value that is read when somebody asks: a gauge, or a counter if its name says `_total`."""
+    """A value that is read when metrics are collected; a counter if its name ends in `_total`."""
 
     name: str
     unit: str
@@ -53,7 +53,7 @@ class Counter:
             self._counts[values] = self._counts.get(values, 0) + amount
 
     def counts(self) -> dict[Labels, float]:
-        """The counts so far by label values; one without labels stands at 0 from the start."""
+        """The counts so far by label values; a counter without labels begins at 0."""
         with self._lock:
             return dict(self._counts) or ({} if self.labels else {(): 0})
 
@@ -193,7 +193,8 @@ RUN_STATE = _fleet(
     "dflashq_run_state",
     "",
     "1 for the state that the run is in: active, paused, cancelled, finished.",
-    *("run", "state"),
+    "run",
+    "state",
 )
 RUN_PROMPTS = _fleet("dflashq_run_prompts", "prompts", "Prompts of the run.", "run")
 RUN_ACCEPTED = _fleet(
@@ -203,7 +204,8 @@ RUN_REJECTED = _fleet(
     "dflashq_run_rejected_prompts",
     "prompts",
     "Rejected prompts in committed batches, by reason; a revision takes them back.",
-    *("run", "reason"),
+    "run",
+    "reason",
 )
 RUN_OUTPUT_TOKENS = _fleet(
     "dflashq_run_output_tokens", "tokens", "Output tokens in committed batches.", "run"
@@ -212,7 +214,8 @@ RUN_BATCHES = _fleet(
     "dflashq_run_batches",
     "batches",
     "Batches by state: pending, leased, done, dead, waiting (held back by canary or enqueue).",
-    *("run", "state"),
+    "run",
+    "state",
 )
 RUN_TOKENS_PER_SECOND = _fleet(
     "dflashq_run_tokens_per_second",

@@ -1,4 +1,9 @@
-"""The words of the product as types: run spec, prompt, generation, sample, object reference."""
+"""The records of a run: its spec, prompts, generations, verdicts, batches, committed objects.
+
+`from_json` ignores fields that it does not know: a newer version of the same format has them. A
+field that changes what is generated therefore needs a new major version (`core.schema`); in a spec,
+which decides what is generated, an unknown field is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dflashq.core.errors import NewerFormatError
+from dflashq.core.schema import known_fields, unknown_fields
 from dflashq.core.token_ids import IdArray, Ids, compact, id_array
 
 Message = dict[str, Any]
 
 
 def canonical_json(value: object) -> bytes:
-    """The one JSON spelling of `value` (sorted keys, no spaces, UTF-8), for hashing."""
+    """`value` as JSON with sorted keys, without spaces, in UTF-8: equal values, equal bytes."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
 
@@ -26,9 +33,9 @@ class _Frozen(BaseModel):
 
 
 class Sampling(_Frozen):
-    """Sampling parameters, all sent with every request; penalties are always neutral.
+    """Sampling parameters; every request carries all of them.
 
-    Under speculation penalties are only approximated, so they are not offered.
+    There are no penalties, since engines only approximate them under speculative decoding.
     """
 
     temperature: float = Field(1.0, ge=0)
@@ -39,13 +46,13 @@ class Sampling(_Frozen):
 
 
 class Checks(_Frozen):
-    """Thresholds of the verdicts (`core.checks`); units: tokens.
+    """Thresholds of the verdicts (`core.generations.checks`), in tokens where not counts or shares.
 
     A generation loops when its last `loop_window` ids, and at least `loop_min_repeats` periods,
-    repeat with a period of at most `loop_max_period`; or when less than `ngram_min_distinct` of
-    the n-grams of `ngram` ids in its last `ngram_window` ids are different ones. A short output
-    (at most `repeat_max_tokens`) that `repeat_min` prompts of a batch get to the letter is a stub
-    (0: no such check).
+    repeat with a period of at most `loop_max_period` ids; or when, of the n-grams of `ngram` ids in
+    its last `ngram_window` ids, the share of distinct ones is below `ngram_min_distinct`. An output
+    of at most `repeat_max_tokens` ids is a stub when `repeat_min` prompts of a batch get the same
+    one (0: no such check).
     """
 
     min_answer_tokens: int = Field(1, ge=1)
@@ -60,12 +67,12 @@ class Checks(_Frozen):
 
 
 class Guard(_Frozen):
-    """When a run stops itself. Shares are of prompts, lengths are of generated tokens.
+    """When a run stops itself. `max_rejected` is a share of prompts.
 
-    The first `canary` prompts, drawn over all domains, go alone (0: no canary); the others wait
-    until no more than `max_rejected` of them are rejected and the accepted ones have a median of
-    at least `min_median_tokens`. Later the run is paused when more than `max_rejected` of the last
-    `window` prompts of a worker are rejected.
+    A canary batch of `canary` prompts, drawn over all domains, runs first (0: none). All other
+    batches wait until at most `max_rejected` of its prompts are rejected and its accepted prompts
+    have a median of at least `min_median_tokens` generated tokens. Later a worker pauses the run
+    when more than `max_rejected` of its last `window` prompts are rejected.
     """
 
     canary: int = Field(48, ge=0, le=48)
@@ -75,10 +82,10 @@ class Guard(_Frozen):
 
 
 class RetryStep(_Frozen):
-    """One step of the retry ladder: a turn rejected for one of `reasons` is drawn once more.
+    """One step of the retry ladder: a turn rejected for one of `reasons` is generated again.
 
-    With `max_new_tokens` it may be longer then. The retry is recorded in the row, since answers
-    that were chosen after a rejection are not quite what the model says by itself.
+    `max_new_tokens` replaces the limit of the run for that retry. The row records every retry:
+    answers that were chosen after a rejection are a biased sample of what the model says.
     """
 
     reasons: tuple[str, ...] = Field(min_length=1)
@@ -86,10 +93,9 @@ class RetryStep(_Frozen):
 
 
 class RunSpec(_Frozen):
-    """What a run asks for, apart from its prompts: immutable under the run's name.
+    """What a run asks for, apart from its prompts. It never changes under the run's name.
 
-    `revision` pins the weights, `tokenizer_sha256` the vocabulary and chat template they are
-    rendered with (empty: whatever the revision carries). `thinking` goes to the chat template.
+    `revision` pins the weights; `thinking` goes to the chat template; `ladder` lists the retries.
     """
 
     model: str
@@ -102,9 +108,25 @@ class RunSpec(_Frozen):
     ladder: tuple[RetryStep, ...] = ()
     batch_size: int = Field(1000, ge=1, le=1000)
 
-    def sampling_at(self, rung: int) -> Sampling:
-        """Sampling of a turn's first draw (rung 0), or of a retry."""
-        limit = self.ladder[rung - 1].max_new_tokens if rung else None
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> RunSpec:
+        """The spec of a `run.json`.
+
+        NewerFormatError for a field or value that is not known here: it decides what is generated.
+        """
+        try:
+            return cls(**row)
+        except ValidationError as exc:
+            fields = ", ".join(".".join(map(str, error["loc"])) for error in exc.errors())
+            raise NewerFormatError(
+                f"the run's spec asks for what this dflashq does not know ({fields}): a newer "
+                "version wrote it, or it is damaged. Nothing was changed. Install that version "
+                "here (`pip install -U dflashq`), or leave the run to the hosts that have it."
+            ) from None
+
+    def sampling_at(self, step: int) -> Sampling:
+        """Sampling of a turn's first generation (step 0), or of the retry by that ladder step."""
+        limit = self.ladder[step - 1].max_new_tokens if step else None
         return self.sampling.model_copy(update={"max_new_tokens": limit} if limit else {})
 
 
@@ -112,8 +134,8 @@ class RunSpec(_Frozen):
 class Prompt:
     """One conversation to answer: `messages` holds system and user turns only, in order.
 
-    One assistant turn is generated after every user turn. `index` is its identity in the run;
-    `id` is the user's and may repeat.
+    One assistant turn is generated after every user turn. `index` identifies the prompt in its run;
+    `id` is the one that the user gave, and may repeat.
     """
 
     index: int
@@ -127,35 +149,36 @@ class Prompt:
         return {k: v for k, v in asdict(self).items() if v is not None}
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Prompt:
-        return cls(**row)
+    def from_json(cls, row: Mapping[str, Any]) -> Prompt:
+        return cls(**known_fields(cls, row))
 
     @property
     def chars(self) -> int:
-        """How long its messages and tools are, in characters, about."""
-        return sum(len(m["content"]) for m in self.messages) + len(str(self.tools or ""))
+        """Roughly how many characters its messages and tools have."""
+        texts = sum(len(message["content"]) for message in self.messages)
+        return texts + len(str(self.tools or ""))
 
     @property
     def opening(self) -> list[Message]:
         """The messages up to the first user turn."""
-        first = next((n for n, m in enumerate(self.messages) if m["role"] == "user"), -1)
-        return self.messages[: first + 1]
+        roles = [message["role"] for message in self.messages]
+        return self.messages[: roles.index("user") + 1] if "user" in roles else []
 
     @property
     def turns(self) -> int:
         """How many assistant turns this prompt asks for."""
-        return sum(1 for m in self.messages if m["role"] == "user")
+        return sum(message["role"] == "user" for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One assistant turn as the engine gave it: exact ids, never re-tokenized text.
+    """One assistant turn as the engine generated it: its exact ids, never re-tokenized text.
 
-    `finish_reason` is the engine's type (stop, length, abort); `matched` the stop it names: the
-    id of an end token, a string for a stop that was not asked for, or None. `engine` is the id of
-    the engine record that says which server gave it, `at` when (seconds since 1970).
-
-    The ids come from the engine as lists; with their origin, and from what was kept, as arrays.
+    `prompt_ids` and `output_ids` are lists of int as they come from the engine, and one-dimensional
+    uint32 arrays after `with_origin` and when read from kept work. `finish_reason` is the engine's
+    (stop, length, abort); `matched` is the stop that it names: the id of an end token, a string for
+    a stop that nobody asked for, or None. `spec_accept_length` is in tokens a step. `engine` is the
+    id of the engine record of the server that generated it, at `at` (seconds since 1970).
     """
 
     prompt_ids: Ids
@@ -169,11 +192,11 @@ class Generation:
 
     @property
     def output_array(self) -> IdArray:
-        """`output_ids` as an array."""
+        """`output_ids` as a uint32 array of shape (number of ids,)."""
         return id_array(self.output_ids)
 
-    def made_by(self, engine: str, at: float) -> Generation:
-        """The same with its origin, and its ids as arrays: hundreds wait to be kept."""
+    def with_origin(self, engine: str, at: float) -> Generation:
+        """The same with its origin, and with its ids as arrays, since hundreds wait to be kept."""
         prompt, output = compact(self.prompt_ids), compact(self.output_ids)
         return replace(self, prompt_ids=prompt, output_ids=output, engine=engine, at=at)
 
@@ -181,18 +204,18 @@ class Generation:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Generation:
-        return cls(**row)
+    def from_json(cls, row: Mapping[str, Any]) -> Generation:
+        return cls(**known_fields(cls, row))
 
 
-def slot(turn: int, rung: int) -> int:
-    """The number under which a generation is kept: the turn, or a slot of its own for a retry."""
-    return turn + 10_000 * rung
+def kept_slot(turn: int, step: int) -> int:
+    """The number under which a generation is kept, unique in its prompt for each turn and retry."""
+    return turn + 10_000 * step
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """accepted (`reason` None) or rejected with one reason word and a sentence."""
+    """Accepted (`reason` is None), or rejected with a reason word and a sentence (`detail`)."""
 
     reason: str | None = None
     detail: str = ""
@@ -204,7 +227,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """A committed object: its key, the sha256 of its bytes, and what it counts."""
+    """A committed completions object: its key, the sha256 of its bytes, and its counts.
+
+    `unknown` holds the fields of a newer version. They are written back as they were read, since
+    the ledger compares references as whole texts.
+    """
 
     key: str
     sha256: str
@@ -212,20 +239,23 @@ class ObjectRef:
     counts: dict[str, int] = field(default_factory=dict)
     rejected_key: str | None = None
     rejected_sha256: str | None = None
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        row = asdict(self)
+        return {**row.pop("unknown"), **row}
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> ObjectRef:
-        return cls(**row)
+    def from_json(cls, row: Mapping[str, Any]) -> ObjectRef:
+        known = known_fields(cls, {name: row[name] for name in row if name != "unknown"})
+        return cls(**known, unknown=unknown_fields(cls, row))
 
 
 def counters(ref: ObjectRef, superseded: Mapping[str, int]) -> dict[str, int]:
-    """What a committed batch adds to its run's counters.
+    """What a committed batch adds to its run's counters; a number may be negative.
 
-    `superseded` counts, by reason, the rejected rows that a revision replaces: its prompts are
-    not new ones.
+    `superseded` counts, by reason, the rejected rows that a revision replaces. The prompts of a
+    revision were counted with its batch.
     """
     added = dict(ref.counts)
     if superseded:
@@ -238,7 +268,10 @@ def counters(ref: ObjectRef, superseded: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """One batch in run.json: its prompt object and the index range it covers (inclusive)."""
+    """One batch in run.json: its prompts object, and its index range `first` to `last`, inclusive.
+
+    In a revision the range may have gaps.
+    """
 
     name: str
     key: str
@@ -250,10 +283,14 @@ class BatchRecord:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> BatchRecord:
+        return cls(**known_fields(cls, row))
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """`run.json`: spec, prompts and fingerprint of a run; written once, last of an enqueue."""
+    """`run.json`: spec, prompts and fingerprint of a run. An enqueue writes it once, at its end."""
 
     name: str
     spec: RunSpec
@@ -265,19 +302,21 @@ class RunRecord:
     version: str
 
     def to_json(self) -> dict[str, Any]:
-        row = {k: getattr(self, k) for k in self.__slots__}
+        row = {name: getattr(self, name) for name in self.__slots__}
         row["spec"] = self.spec.model_dump(mode="json")
-        row["batches"] = [b.to_json() for b in self.batches]
+        row["batches"] = [batch.to_json() for batch in self.batches]
         return row
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> RunRecord:
-        batches = [BatchRecord(**b) for b in row["batches"]]
-        return cls(**{**row, "spec": RunSpec(**row["spec"]), "batches": batches})
+    def from_json(cls, row: Mapping[str, Any]) -> RunRecord:
+        """NewerFormatError for a spec that cannot be read here."""
+        batches = [BatchRecord.from_json(batch) for batch in row["batches"]]
+        spec = RunSpec.from_json(row["spec"])
+        return cls(**{**known_fields(cls, row), "spec": spec, "batches": batches})
 
 
 def fingerprint(spec: RunSpec, prompts_sha256: str) -> str:
-    """sha256 (hex) of what a run is: its spec and its prompts, nothing else."""
+    """sha256 (hex) of the spec and the prompts of a run: two runs that agree in both are one."""
     return hashlib.sha256(
         canonical_json({"spec": spec.model_dump(mode="json"), "prompts": prompts_sha256})
     ).hexdigest()
@@ -286,12 +325,13 @@ def fingerprint(spec: RunSpec, prompts_sha256: str) -> str:
 def spec_differences(
     old: RunSpec, old_prompts: str, new: RunSpec, new_prompts: str
 ) -> dict[str, tuple[object, object]]:
-    """The fields in which two runs differ, dotted (`sampling.top_p`), as (old, new)."""
-    a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
-    a["prompts_sha256"], b["prompts_sha256"] = old_prompts, new_prompts
-    differs = {k: (a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k)}
+    """The fields in which two runs differ, dotted (`sampling.top_p`), each with (old, new)."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    before["prompts_sha256"], after["prompts_sha256"] = old_prompts, new_prompts
+    pairs = {name: (before.get(name), after.get(name)) for name in sorted(before | after)}
+    differs = {name: (was, now) for name, (was, now) in pairs.items() if was != now}
     if differs.keys() & {"batch_size", "guard.canary"}:
-        # Another canary is another order of the same prompts: that says nothing of the files.
+        # Another canary or batch size orders the same prompts anew, so the hash says nothing.
         differs.pop("prompts_sha256", None)
     return differs
 

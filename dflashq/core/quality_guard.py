@@ -1,4 +1,4 @@
-"""When a run stops itself: the canary's judgement, and the window of the prompts after it."""
+"""When a run stops itself: the verdict on its canary, and the rejections of a worker after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class JudgedPrompt:
-    """One prompt with its verdict: what the guard needs of it. `tokens` are the generated ones."""
+    """What the guard needs of a settled prompt; `tokens` counts the generated ones.
+
+    `key` names the prompt for a person; `reason` is None when it was accepted.
+    """
 
     key: str
     reason: str | None
@@ -23,23 +26,23 @@ class JudgedPrompt:
 
 def reasons_in_words(judged: Iterable[JudgedPrompt]) -> str:
     """`truncated 12, no_answer 3`, most frequent first."""
-    counts = Counter(one.reason for one in judged if one.reason is not None)
+    counts = Counter(prompt.reason for prompt in judged if prompt.reason is not None)
     return ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
 
 
 def _examples(judged: Iterable[JudgedPrompt]) -> str:
-    rejected = [f"{one.key} ({one.reason})" for one in judged if one.reason is not None]
+    rejected = [f"{prompt.key} ({prompt.reason})" for prompt in judged if prompt.reason is not None]
     return "; ".join(rejected[:EXAMPLES])
 
 
 def _share(judged: list[JudgedPrompt]) -> float:
-    return sum(one.reason is not None for one in judged) / len(judged)
+    return sum(prompt.reason is not None for prompt in judged) / len(judged)
 
 
 def canary_objection(judged: list[JudgedPrompt], guard: Guard, tolerated: float = 0.0) -> str:
-    """Why the canary must not pass, in a sentence; empty when it passes.
+    """Why the canary must not pass, as a sentence; empty when it passes.
 
-    `tolerated` is a share of rejections that a person has accepted.
+    `tolerated` is the share of rejections that a person has accepted for this run.
     """
     share, limit = _share(judged), max(guard.max_rejected, tolerated)
     if share > limit:
@@ -47,34 +50,34 @@ def canary_objection(judged: list[JudgedPrompt], guard: Guard, tolerated: float 
             f"the canary: {share:.0%} of its {len(judged)} prompts were rejected, at most "
             f"{limit:.0%} may be ({reasons_in_words(judged)}); for example {_examples(judged)}"
         )
-    lengths = [one.tokens for one in judged if one.reason is None]
+    lengths = [prompt.tokens for prompt in judged if prompt.reason is None]
     middle = median(lengths) if lengths else 0
     if middle < guard.min_median_tokens:
         return (
             f"the canary: the median answer has {middle:g} tokens, at least "
             f"{guard.min_median_tokens} are expected: look at "
-            + ", ".join(one.key for one in judged[:EXAMPLES])
+            + ", ".join(prompt.key for prompt in judged[:EXAMPLES])
         )
     return ""
 
 
 class RejectionWindow:
-    """The last prompts that a worker settled in one run. Not safe from several threads."""
+    """The rejections among the last prompts that a worker settled in one run. Not thread-safe."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._last: deque[JudgedPrompt] = deque()
-        self._rejected = 0  # of those
+        self._rejected = 0  # how many of `_last`
 
     def objection(self, judged: JudgedPrompt, tolerated: float) -> str:
-        """Take in one prompt; a sentence when too many of the last ones were rejected.
+        """Add a prompt; a sentence when too many of the last prompts were rejected, else empty.
 
-        The window is emptied by an objection, so that a resumed run is judged anew.
+        An objection empties the window, so that a resumed run is judged anew.
         """
         self._take(judged)
         limit = max(self._guard.max_rejected, tolerated)
         full = len(self._last) == self._guard.window
-        # Before the window is full, only as many rejections as would be too many in a full one.
+        # A window that is not full yet is judged by what would be too many in a full one.
         if self._rejected <= limit * self._guard.window or not (full or judged.reason):
             return ""
         share = self._rejected / len(self._last)
@@ -95,7 +98,7 @@ class RejectionWindow:
 
 
 def dead_canary(run: str, canary: str, reason: str) -> str:
-    """Why a run stands still behind a canary whose attempts are spent, and how it goes on."""
+    """The sentence on a run whose canary is dead: why it waits, and how it goes on."""
     return _stands_still(
         run,
         f"its canary ({canary}) is dead: {reason}",
@@ -105,7 +108,7 @@ def dead_canary(run: str, canary: str, reason: str) -> str:
 
 
 def lost_canary(run: str, canary: str) -> str:
-    """The same for a canary that the ledger does not know any more."""
+    """The sentence on a run whose canary the ledger does not know any more."""
     return _stands_still(
         run,
         f"its canary ({canary}) is lost: the ledger has it in no state",
@@ -115,7 +118,7 @@ def lost_canary(run: str, canary: str) -> str:
 
 
 def unreadable_canary(run: str, canary: str, reason: str) -> str:
-    """The same for a canary that is done and cannot be judged from what S3 holds."""
+    """The sentence on a run whose canary is done and cannot be judged from what S3 holds."""
     return _stands_still(
         run,
         f"its canary ({canary}) is done and cannot be judged: {reason}",

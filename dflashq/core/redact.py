@@ -1,4 +1,4 @@
-"""What a server says about itself, without what only it may know."""
+"""The report of a server without its keys and passwords."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FLAGS = re.compile(r"(--(?:admin-)?api-key|--[a-z-]*(?:password|secret|credenti
 
 
 def without_secrets(value: Any) -> Any:
-    """The same report, at any depth, with keys and passwords replaced; launch commands too."""
+    """A copy of `value` with keys and passwords hidden, at any depth and in launch commands."""
     if isinstance(value, dict):
         return {
             name: HIDDEN if inner and _NAMES.search(str(name)) else without_secrets(inner)

@@ -1,4 +1,4 @@
-"""Token ids as arrays."""
+"""Token ids as arrays: uint32, shape (number of ids,)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import numpy.typing as npt
 
 IdArray = npt.NDArray[np.uint32]
 Ids = list[int] | IdArray
-NO_ID = 2**32 - 1
+NO_ID = 2**32 - 1  # stands for a number that is no id, since no vocabulary is so large
 
 
 def id_array(ids: Ids) -> IdArray:
-    """`ids` as an array; what is no number of 32 bits, and so no id, as NO_ID."""
+    """`ids` as a uint32 array of shape (len(ids),); a number that does not fit becomes NO_ID.
+
+    An array is returned as it is, without a copy.
+    """
     if isinstance(ids, np.ndarray):
         return ids
     try:
@@ -23,6 +26,6 @@ def id_array(ids: Ids) -> IdArray:
 
 
 def compact(ids: Ids) -> Ids:
-    """`ids` as an array, a tenth of a list's memory; as they came when one of them is no id."""
-    found = id_array(ids)
-    return ids if len(found) and found.max() == NO_ID else found
+    """`ids` as an array, in a tenth of a list's memory; unchanged when one of them is no id."""
+    array_of_ids = id_array(ids)
+    return ids if NO_ID in array_of_ids else array_of_ids

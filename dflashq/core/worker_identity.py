@@ -14,9 +14,9 @@ _TEXT = re.compile(r"(?P<host>[^:]+):(?P<started>\d+):(?P<token>[^:]+)")
 class WorkerBoot:
     """One start of the worker `name`.
 
-    `host_id` is the same for all containers of one running host and for no other host, whatever
-    their host names. `started_ms` counts from that host's own start, so it orders the boots of one
-    `host_id` only. `token` tells any two boots apart.
+    `host_id` is the same in all containers of one running host and differs between hosts, whatever
+    their names. `started_ms` counts from the start of that host, so it orders the boots of one
+    `host_id` only. `token` differs between any two boots.
     """
 
     name: str
@@ -26,25 +26,23 @@ class WorkerBoot:
 
     @property
     def text(self) -> str:
-        """`HOST_ID:STARTED_MS:TOKEN`, as it stands beside the name in the ledger, whose scripts
-        read it."""
+        """`HOST_ID:STARTED_MS:TOKEN`, the spelling in the ledger, whose scripts parse it."""
         return f"{self.host_id}:{self.started_ms}:{self.token}"
 
     @classmethod
     def parse(cls, name: str, text: str) -> Self | None:
-        """The boot that was written as `text`; None for anything else, as workers without a boot
-        announce."""
-        read = _TEXT.fullmatch(text)
-        if read is None:
+        """The boot that `text` spells; None for another text, as from a worker without a boot."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
             return None
-        return cls(name, read["host"], int(read["started"]), read["token"])
+        return cls(name, match["host"], int(match["started"]), match["token"])
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of one host: `start_ticks` tells it from a later one of the same `pid`.
+    """One process of one host; `start_ticks` differs from that of a later one with its `pid`.
 
-    `pid_namespace` is empty where it cannot be told.
+    `pid_namespace` is empty where it is not known.
     """
 
     pid: int
@@ -61,7 +59,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self | None:
-        """The process that a row names; None where it does not say enough."""
+        """The process that an announcement names; None where a field is missing or wrong."""
         pid, namespace, start = (row.get(k) for k in ("pid", "pid_namespace", "pid_start"))
         if not isinstance(pid, int) or not isinstance(start, int) or not namespace or pid <= 0:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,8 +11,13 @@ from typing import Any
 import redis
 
 from dflashq.config import Settings
-from dflashq.core import keys
-from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
+from dflashq.core import keys, schema
+from dflashq.core.errors import (
+    LeaseLostError,
+    LedgerError,
+    NewerFormatError,
+    UnknownRunError,
+)
 from dflashq.core.model import ObjectRef
 from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import queries, scripts, server
@@ -21,6 +27,9 @@ from dflashq.ledger.models import BatchStatus, Claim, Kept, Lease, RunStatus
 from dflashq.ledger.outage import Outage, outage_of
 from dflashq.ledger.refusal import Need
 from dflashq.ledger.workers import WorkerRegistry
+
+# How the prelude of the scripts refuses a run of a newer format version.
+_NEWER_FORMAT = re.compile(r"NEWERFORMAT (\S+)$")
 
 
 def _reference(ref: ObjectRef) -> str:
@@ -35,7 +44,7 @@ class Ledger(WorkerRegistry):
     """One client of the ledger, safe from many threads.
 
     Every method may raise LedgerUnreachableError (not answered or refused for now: repeat it) or
-    LedgerError (Redis answered, but wrongly).
+    LedgerError (Redis answered, but wrongly), and the methods on one run NewerFormatError.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -125,7 +134,10 @@ class Ledger(WorkerRegistry):
         """
         nonce = secrets.token_hex(8)
         asked = (batch, worker, nonce, int(ttl_s * 1000), int(only), boot, *avoid)
-        got = self._call("claim", run, *asked)
+        try:
+            got = self._call("claim", run, *asked)
+        except NewerFormatError:
+            return Claim(None, "newer format")
         if got[0] == b"none":
             return Claim(None, got[1].decode())
         return Claim(Lease(run, got[1].decode(), got[2].decode(), worker, int(got[3])))
@@ -271,7 +283,7 @@ class Ledger(WorkerRegistry):
     # --- what is known
 
     def runs(self) -> dict[str, str]:
-        """All known runs with their queues, the oldest run first."""
+        """The known runs with their queues, oldest first; those of a newer format are left out."""
         with self._translated("listing the runs"):
             return queries.runs(self._redis)
 
@@ -352,7 +364,12 @@ class Ledger(WorkerRegistry):
     def _call(self, name: str, run: str, *args: Any, fsync: bool = False) -> Any:
         """One script on one run's keys."""
         with self._translated(f"{name} on run {run}", scripts.need(name)):
-            return self._loaded(name, scripts.run_keys(run), args, fsync)
+            try:
+                return self._loaded(name, scripts.run_keys(run), args, fsync)
+            except redis.exceptions.ResponseError as exc:
+                if newer := _NEWER_FORMAT.search(str(exc)):
+                    schema.refuse_newer(newer[1], f"run {run!r} in Redis")
+                raise
 
     def _call_on(self, keyset: tuple[str, ...], name: str, about: str, *args: Any) -> Any:
         """One script on keys that belong to no run; `about` is its first argument."""

@@ -20,7 +20,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lease, or why there is none: unknown, paused, cancelled, idle, taken, done, canary."""
+    """A lease, or why there is none.
+
+    `why`: unknown, paused, cancelled, idle, taken, done, canary, avoided, newer format.
+    """
 
     lease: Lease | None
     why: str = ""

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from dflashq.core import keys
+from dflashq.core import keys, schema
+from dflashq.core.errors import NewerFormatError
 from dflashq.ledger.models import BatchStatus, RunStatus
+
+log = logging.getLogger(__name__)
 
 
 def runs(client: Any) -> dict[str, str]:
-    """All known runs with their queues, the oldest run first."""
+    """The known runs that this version can read with their queues, the oldest run first."""
     queues = _text(client.hgetall(keys.RUNS))
     pipe = client.pipeline(transaction=False)
     for name in queues:
-        pipe.hget(keys.redis_run(name, "run"), "created")
-    ages = dict(zip(queues, (float(at or 0) for at in pipe.execute()), strict=True))
-    return dict(sorted(queues.items(), key=lambda row: (ages[row[0]], row[0])))
+        pipe.hmget(keys.redis_run(name, "run"), "created", "schema")
+    ages = {}
+    for name, (created, version) in zip(queues, pipe.execute(), strict=True):
+        try:
+            schema.refuse_newer(version and version.decode(), f"run {name!r} in Redis")
+        except NewerFormatError as exc:
+            log.debug("run left to newer versions: run=%s: %s", name, exc)
+        else:
+            ages[name] = float(created or 0)
+    return {name: queues[name] for name in sorted(ages, key=lambda name: (ages[name], name))}
 
 
 def _leased(client: Any, run: str, names: list[bytes]) -> list[BatchStatus]:
@@ -63,6 +74,7 @@ def _counts(client: Any, run: str, canary: str) -> RunStatus | None:
     if not raw:
         return None
     row = _text(raw)
+    schema.refuse_newer(row.get("schema"), f"run {run!r} in Redis")
     places = {
         "pending": is_pending is not None,
         "leased": canary.encode() in leased,

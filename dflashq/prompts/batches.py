@@ -1,4 +1,4 @@
-"""The spool: all prompt files read to their end into batches on disk, before anything is sent."""
+"""All prompt files are read to their end into batches on disk, before anything is uploaded."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from dflashq.prompts.duplicate_ids import DuplicateIdIndex
 from dflashq.prompts.normalize import ACCEPT, BLANK_LINE, REJECT, SKIP
 from dflashq.prompts.reader import PromptRow, read_prompts
 
-TELL_EVERY = 1000
+PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """One batch on disk: a whole zstd object, its sha256 (hex), its inclusive index range."""
+    """One batch on disk: the file of its prompts object (zstd), the sha256 of that in hex.
+
+    `first` and `last` are its range of indexes, inclusive.
+    """
 
     name: str
     path: Path
@@ -40,13 +43,14 @@ class PreparedBatch:
 
 @dataclass(slots=True)
 class PreparedBatches:
-    """What was read. Paths live as long as the context of `spooled`, `rejected_path` longer.
+    """The batches of all files, and what became of each row.
 
-    `counts` is rows by do (accept, normalise, reject); `reasons` rows by do, then reason word (a
-    normalised row may count under several; a blank line is no row and is in `reasons` alone, under
-    skip); `domains` prompts by domain ("" without one).
-    `records_path` holds one JSON line for each row that was not plainly accepted: {file, line, do,
-    why, detail?}, blank lines too. `rejected_path` is None when no row was rejected.
+    The files exist as long as the context of `spooled`, the one at `rejected_path` for good.
+    `counts` counts rows by what was done (accept, normalise, reject). `reasons` counts them by that
+    and by reason word; a normalised row may count under several. A blank line is not a row: it
+    counts in `reasons` alone, under skip. `domains` counts prompts by domain ("" without one).
+    `records_path` has a JSON line {file, line, do, why, detail?} for each row that was not accepted
+    as it is, and for each blank line. `rejected_path` is None when no row was rejected.
     """
 
     batches: list[PreparedBatch] = field(default_factory=list)
@@ -70,13 +74,13 @@ def spooled(
     folder: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[PreparedBatches]:
-    """Reads `files` in order into a temporary folder (under `folder`) that goes with the context.
+    """Read `files` in order into a temporary folder under `folder`; the context removes it.
 
-    The first `canary` prompts are drawn over all domains into a batch of their own; reading stops
-    behind `limit` prompts; `progress(rows)` is called every `TELL_EVERY` rows. Constant memory;
-    blocks on the disk. Rejected rows go to `rejected_path` ({file, line, why, detail, and raw or
-    raw_base64}), also when this raises. Raises InputError when a file cannot be read or has no
-    usable row; nothing is left in the temporary folder. Safe to repeat.
+    A first batch of `canary` prompts is drawn over all domains. Reading stops after `limit`
+    prompts; `progress(rows)` is called every `PROGRESS_EVERY` rows. Rejected rows go to
+    `rejected_path` ({file, line, why, detail, and raw or raw_base64}), also when this raises.
+    InputError when a file cannot be read or has no usable row, or the disk cannot be written.
+    Memory is constant. Blocks on the disk; safe to repeat.
     """
     with tempfile.TemporaryDirectory(prefix="dflashq-spool-", dir=folder) as name:
         writer = _Writer(Path(name), batch_size, min(canary, batch_size))
@@ -86,16 +90,18 @@ def spooled(
             writer.hand_over_rejected(rejected_path)
         except InputError as exc:
             writer.hand_over_rejected(rejected_path)
-            raise InputError(f"{exc}{_where(writer.prepared.rejected_path)}") from exc
+            raise InputError(
+                f"{exc}{_rejected_rows_sentence(writer.prepared.rejected_path)}"
+            ) from exc
         except OSError as exc:
             raise InputError(
-                f"the spool in {name} or {rejected_path} cannot be written: "
-                f"{exc.strerror or exc}. Nothing was enqueued; make room and do it again."
+                f"{name} or {rejected_path} cannot be written: {exc.strerror or exc}. Nothing was "
+                "enqueued; make room on that disk and enqueue again."
             ) from exc
         yield writer.prepared
 
 
-def _where(rejected_path: Path | None) -> str:
+def _rejected_rows_sentence(rejected_path: Path | None) -> str:
     return "" if rejected_path is None else f" The rejected rows are in {rejected_path}."
 
 
@@ -105,13 +111,13 @@ def _read_all(
     limit: int | None,
     progress: Callable[[int], None] | None,
 ) -> None:
-    seen, rows = DuplicateIdIndex(), 0
+    index, rows = DuplicateIdIndex(), 0
     for path in files:
         file = os.fsencode(path).decode("utf-8", "replace")
-        for row in read_prompts(path, seen, partial(writer.skip, file)):
+        for row in read_prompts(path, index, partial(writer.skip, file)):
             writer.add(file, row)
             rows += 1
-            if progress is not None and not rows % TELL_EVERY:
+            if progress is not None and not rows % PROGRESS_EVERY:
                 progress(rows)
             if limit is not None and writer.prepared.prompts >= limit:
                 return
@@ -120,7 +126,7 @@ def _read_all(
 
 
 class _Writer:
-    """Writes rows into batches, and what was not plainly accepted beside them."""
+    """Writes rows into batches; records and rejected rows go to files of their own."""
 
     def __init__(self, folder: Path, batch_size: int, canary: int) -> None:
         self._folder = folder
@@ -143,7 +149,7 @@ class _Writer:
             self._finish()
 
     def _finish(self) -> None:
-        """The held rows find their places: the canary in front, the others behind."""
+        """Write the rows that were held back: the canary as first batch, the others at the end."""
         drawn, rest = self._draw.drawn()
         for row in rest:
             self._append(row)
@@ -157,7 +163,7 @@ class _Writer:
         self.prepared.prompts_sha256 = self._hash.hexdigest()
 
     def add(self, file: str, row: PromptRow) -> None:
-        """Takes one row into the current batch, the records and the counts."""
+        """Add one row to the current batch, the records and the counts."""
         outcome, prepared = row.outcome, self.prepared
         prepared.counts[outcome.do] += 1
         if outcome.do != ACCEPT:
@@ -176,7 +182,7 @@ class _Writer:
             self._close_batch()
 
     def skip(self, file: str, line: int) -> None:
-        """A blank line goes on record; it is no row and counts for nothing."""
+        """Record a blank line, which is not counted as a row."""
         self.prepared.reasons.setdefault(SKIP, Counter()).update([BLANK_LINE])
         record = {"file": file, "line": line, "do": SKIP, "why": [BLANK_LINE]}
         self._records.write(encode_line(record))
@@ -201,14 +207,14 @@ class _Writer:
         self._lines = []
 
     def _written(self, number: int, text: bytes, prompts: int, last: int) -> PreparedBatch:
-        """One batch on disk."""
+        """Write one batch to disk."""
         body, name = compress(text), batch_name(number)
         path = self._folder / f"{name}.jsonl.zst"
         path.write_bytes(body)
         return PreparedBatch(name, path, sha256(body), prompts, last - prompts + 1, last)
 
     def hand_over_rejected(self, path: Path) -> None:
-        """Moves the rejected rows to where the user finds them; leaves no empty file."""
+        """Move the rejected rows, if there are any, to the path that the user gave."""
         if self.prepared.counts[REJECT]:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(self._rejected_temp, path)
@@ -216,7 +222,7 @@ class _Writer:
 
 
 def _raw(raw: bytes) -> dict[str, str]:
-    """A rejected row as it stood: as text, or in base64 when it is no UTF-8."""
+    """The bytes of a rejected row: as text, or in base64 when they are no UTF-8."""
     try:
         return {"raw": raw.decode()}
     except UnicodeDecodeError:

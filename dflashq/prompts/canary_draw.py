@@ -1,4 +1,4 @@
-"""The canary's prompts: a few of every domain, drawn while the files are read."""
+"""The prompts of the canary: a few of every domain, drawn while the files are read."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ Row = dict[str, Any]
 
 
 class CanaryDraw:
-    """Holds back up to `size` rows of each of the first `size` domains; the rest is not its own.
+    """Holds back up to `size` rows of each of the first `size` domains, and draws from those.
 
-    Constant memory. A row is passed on only when `size` rows are held, so the canary is never
-    short while rows are left.
+    Memory is bounded by `size`. Until `size` rows are held, every row is held, so the canary is
+    full whenever there are enough rows.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._held: dict[str, list[tuple[int, Row]]] = {}
-        self._seen = 0
+        self._count = 0
 
     @property
     def takes_a_batch(self) -> int:
-        """1 when the canary will be the first batch, 0 when there is none."""
+        """How many batches the canary takes: 1, or 0 when there is none."""
         return 1 if self._size else 0
 
     def hold(self, row: Row) -> bool:
-        """True when the row is held back; False when it goes to the ordinary batches."""
+        """Hold the row back and return True, or return False: it goes to the ordinary batches."""
         domain = str(row.get("domain", ""))
         if domain not in self._held and len(self._held) >= self._size:
             return False
         rows = self._held.setdefault(domain, [])
         if len(rows) >= self._size:
             return False
-        rows.append((self._seen, row))
-        self._seen += 1
+        rows.append((self._count, row))
+        self._count += 1
         return True
 
     def drawn(self) -> tuple[list[Row], list[Row]]:
-        """(the canary's rows, the held rows that are not drawn), each in the order of the files.
+        """(the rows of the canary, the other held rows), each in the order of the files.
 
-        The domains take turns, so that each has a part even when one outnumbers the others.
+        The domains take turns, so that each is in the canary however large the others are.
         """
         queues = [list(rows) for rows in self._held.values()]
         chosen: list[tuple[int, Row]] = []

@@ -1,4 +1,4 @@
-"""The bytes of a prompt file as UTF-8: plain, gzip or zstd by what they are, not by their name."""
+"""The bytes of a prompt file as UTF-8. Gzip and zstd are recognised by content, not by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zstandard
 from dflashq.core.errors import InputError
 
 CHUNK = 1 << 20
-# One slice of a zstd file may unfold to thousands of times its size: small slices bound that.
+# A piece of a zstd file may decompress to thousands of times its size: small pieces bound that.
 ZSTD_SLICE = 1 << 10
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -29,7 +29,7 @@ FOREIGN = {
     b"version https://git-lfs": "a Git LFS pointer",
 }
 UTF8_BOM = codecs.BOM_UTF8
-# The UTF-32 mark begins with the UTF-16 one: longest first.
+# The longest marks first, since the mark of UTF-32-LE begins with that of UTF-16-LE.
 WIDE_BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -41,9 +41,9 @@ WIDE_BOMS = (
 def utf8_chunks(path: Path) -> Iterator[bytes]:
     """The text of a prompt file as UTF-8 bytes in pieces, without its byte order mark.
 
-    UTF-16 and UTF-32 are read by their mark; bytes of a file without one come as they are, valid
-    UTF-8 or not. Constant memory; blocks on the disk. Raises InputError naming the file when it
-    cannot be read, is cut short, or is of a foreign format.
+    UTF-16 and UTF-32 are recognised by their mark. Without a mark the bytes are passed on
+    unchanged, valid UTF-8 or not. InputError, naming the file, when it cannot be read, is cut
+    short, or has another format. Memory is constant; blocks on the disk.
     """
     try:
         with path.open("rb") as file:
@@ -71,7 +71,7 @@ def _unpacked(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _gunzip(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """All members of a gzip file."""
+    """The decompressed bytes of all members of a gzip file."""
     try:
         with gzip.open(file) as member:
             while chunk := member.read(CHUNK):
@@ -83,21 +83,21 @@ def _gunzip(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _unzstd(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """All frames of a zstd file."""
+    """The decompressed bytes of all frames of a zstd file."""
     frame = zstandard.ZstdDecompressor().decompressobj()
-    begun = False
+    inside_frame = False
     try:
         while piece := file.read(ZSTD_SLICE):
             while piece:
-                begun = True
+                inside_frame = True
                 if text := frame.decompress(piece):
                     yield text
                 piece = frame.unused_data if frame.eof else b""
                 if frame.eof:
-                    frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
+                    frame, inside_frame = zstandard.ZstdDecompressor().decompressobj(), False
     except zstandard.ZstdError as exc:
         raise InputError(f"{path} is broken zstd: {exc}. Nothing was enqueued.") from None
-    if begun:
+    if inside_frame:
         raise _cut_short(path, "zstd")
 
 
@@ -135,6 +135,6 @@ def _recoded(path: Path, chunks: Iterator[bytes], encoding: str) -> Iterator[byt
         decoder.decode(b"", final=True)
     except UnicodeError as exc:
         raise InputError(
-            f"{path} begins with the mark of {encoding} but is not {encoding} ({exc}). "
+            f"{path} begins with the byte order mark of {encoding} but is not {encoding} ({exc}). "
             "Save it as UTF-8; nothing was enqueued."
         ) from None

@@ -1,7 +1,7 @@
-"""The shapes of an input row, each read into the same turns: (role, content as it stands).
+"""The formats of an input row, each read into the same turns: (role, content as in the row).
 
-Roles are `user`, `assistant`, `system`, `tool`. Contents are not looked at here, because those of
-assistant and tool turns are thrown away whatever they hold.
+Roles are `user`, `assistant`, `system`, `tool`. Contents are not checked here, because those of
+assistant and tool turns are discarded anyway.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROLES = {
     "funcresponse": "tool",
     "ipython": "tool",
 }
-# The spelling that each shape calls its own; another one is an alias, and counted.
+# The roles that belong to each format; any other spelling is an alias and gets a note.
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 OPENAI_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "tool": "tool"}
 _ALIAS_NOTES = {"developer": "developer_role"} | dict.fromkeys(
@@ -51,7 +51,7 @@ SYSTEM_COLUMNS = ("system", "system_prompt")
 
 
 class Rejection(Exception):
-    """This row cannot be used: one reason word and what was found."""
+    """A row cannot be used, for one reason word; `detail` says what is wrong with it."""
 
     def __init__(self, why: str, detail: str = "") -> None:
         self.why, self.detail = why, detail
@@ -59,21 +59,21 @@ class Rejection(Exception):
 
 
 class Turn(NamedTuple):
-    """One turn of the input: a role of ours, and the content as the row has it."""
+    """One turn of the input: its role, one of four, and its content as in the row."""
 
     role: str
     content: Any
 
 
 def turns_of(row: dict[str, Any], notes: list[str]) -> list[Turn]:
-    """The turns of a row in any known shape, in order; each deviation is added to `notes`.
+    """The turns of a row in any known format, in order; each deviation adds a word to `notes`.
 
-    Raises Rejection when the row has no known shape, a broken list of turns, or media columns.
+    Rejection when the row has no known format, a malformed list of turns, or media columns.
     """
     for column in MEDIA_COLUMNS:
         if row.get(column):
             raise Rejection("media_part", f"column {column!r} is not empty")
-    turns = _shape(row, notes)
+    turns = _turns_by_format(row, notes)
     for column in SYSTEM_COLUMNS:
         if row.get(column):
             notes.append("system_column")
@@ -81,7 +81,7 @@ def turns_of(row: dict[str, Any], notes: list[str]) -> list[Turn]:
     return turns
 
 
-def _shape(row: dict[str, Any], notes: list[str]) -> list[Turn]:
+def _turns_by_format(row: dict[str, Any], notes: list[str]) -> list[Turn]:
     if row.get("conversations") is not None:
         return _listed(row["conversations"], SHAREGPT_ROLES, "from", "value", notes)
     if row.get("messages") is not None:
@@ -99,12 +99,12 @@ def _shape(row: dict[str, Any], notes: list[str]) -> list[Turn]:
 def _listed(
     turns: object, own: dict[str, str], role_key: str, text_key: str, notes: list[str]
 ) -> list[Turn]:
-    """Turns from a list of objects; `own` and the keys are what this shape expects."""
+    """Turns from a list of objects; `own` are the roles of this format, with its two keys."""
     if type(turns) is not list:
         raise Rejection("bad_conversation_type", f"turns are {_type(turns)}, not a list")
     if not turns:
         raise Rejection("empty_conversation", "the list of turns is empty")
-    out = []
+    listed = []
     for number, turn in enumerate(turns, 1):
         if type(turn) is not dict:
             why = "null_turn" if turn is None else "bad_turn_type"
@@ -114,12 +114,12 @@ def _listed(
         if role is None:
             role = _role(turn, number, role_key, notes)
         content = turn[text_key] if text_key in turn else _other_content(turn, notes)
-        out.append(Turn(role, content))
-    return out
+        listed.append(Turn(role, content))
+    return listed
 
 
 def _role(turn: dict[str, Any], number: int, role_key: str, notes: list[str]) -> str:
-    """The role of a turn that is not spelled the way its shape has it."""
+    """The role of a turn that does not spell it as its format does."""
     key = role_key
     if key not in turn:
         key = "role" if role_key == "from" else "from"
@@ -139,7 +139,7 @@ def _role(turn: dict[str, Any], number: int, role_key: str, notes: list[str]) ->
 
 
 def _other_content(turn: dict[str, Any], notes: list[str]) -> object:
-    """The content under the other shape's key; None (nothing there) when there is neither."""
+    """The content under the key of the other format; None when the turn has neither key."""
     for text_key, role_key in (("content", "role"), ("value", "from")):
         if text_key in turn:
             notes.append(_OTHER_KEYS[role_key])
@@ -155,7 +155,7 @@ def _prompt(prompt: object, notes: list[str]) -> list[Turn]:
 
 
 def _alpaca(row: dict[str, Any], notes: list[str]) -> list[Turn]:
-    """instruction and input joined by a blank line; `history` pairs come first."""
+    """The pairs of `history`, then instruction and input, joined by a blank line."""
     turns = _history(row.get("history"), notes)
     parts = [row["instruction"], row.get("input")]
     for part in parts:
@@ -176,7 +176,7 @@ def _history(history: object, notes: list[str]) -> list[Turn]:
     turns = []
     for pair in history:
         if type(pair) is not list or len(pair) != 2:
-            raise Rejection("bad_turn_type", "history holds something that is no pair")
+            raise Rejection("bad_turn_type", "history holds something other than a pair")
         turns += [Turn("user", pair[0]), Turn("assistant", pair[1])]
     notes.append("alpaca_history")
     return turns

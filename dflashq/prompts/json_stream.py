@@ -1,4 +1,4 @@
-"""The elements of a JSON array, and pretty-printed objects, from a text that streams by."""
+"""The elements of a JSON array, and pretty-printed objects, read from a stream."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import re
 from collections.abc import Iterator
 
 from dflashq.core.errors import InputError
-from dflashq.prompts.jsonl import DECODER, MAX_RECORD, MalformedRecord, Record, defect
+from dflashq.prompts.jsonl import DECODER, MAX_RECORD, MalformedRecord, Record, malformed
 
-LOOK = 1 << 20
+LOOKAHEAD = 1 << 20
 _LENIENT = json.JSONDecoder(parse_int=str)
 _SPACE = re.compile(r"[ \t\n\r\ufeff]*")
 _NOT_UTF8 = re.compile(r"[\udc80-\udcff]")
 
 
 def ran_out(exc: Exception, length: int) -> bool:
-    """True when more text might have made this a value."""
+    """Whether the error lies so near the end of the text that more text might mend it."""
     if not isinstance(exc, json.JSONDecodeError):
         return False
     return exc.msg.startswith("Unterminated string") or exc.pos >= length - 12
 
 
 def skip_space(text: str, start: int) -> int:
-    """The position of the first character from `start` on that is no JSON space."""
+    """The position of the first character from `start` on that is not JSON whitespace."""
     match = _SPACE.match(text, start)
     return match.end() if match else start
 
 
 class StreamText:
-    """A text that is read on as needed: `buffer` from `pos` on is what is not used up."""
+    """A text that is read as needed; `buffer[pos:]` is read but not consumed yet."""
 
     def __init__(self, name: str, head: bytes, chunks: Iterator[bytes]) -> None:
         self.name, self._chunks = name, chunks
-        # Bytes that are no UTF-8 come as lone surrogates; a JSON escape never shows as one here.
+        # Bytes that are no UTF-8 become lone surrogates, which valid UTF-8 cannot contain.
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self.buffer, self.pos, self.line, self.ended = self._decoder.decode(head), 0, 1, False
 
     def read_on(self) -> bool:
-        """Doubles what is left to use, so that a long value is not tried again and again."""
-        wanted = max(LOOK, len(self.buffer) - self.pos)
+        """Double the unconsumed text; False at the end. So a long value is parsed few times."""
+        wanted = max(LOOKAHEAD, len(self.buffer) - self.pos)
         pieces = [self.buffer[self.pos :]]
         while wanted > 0 and not self.ended:
             chunk = next(self._chunks, None)
@@ -51,24 +51,24 @@ class StreamText:
         self.buffer, self.pos = "".join(pieces), 0
         return len(pieces) > 1 and any(pieces[1:])
 
-    def used(self, end: int) -> str:
-        """Moves to `end` and gives what lies before it."""
-        taken = self.buffer[self.pos : end]
-        self.line += taken.count("\n")
+    def consume(self, end: int) -> str:
+        """Move to the position `end`; the text before it."""
+        consumed = self.buffer[self.pos : end]
+        self.line += consumed.count("\n")
         self.pos = end
-        return taken
+        return consumed
 
     def peek(self) -> str:
-        """The next character that is no space, not used up; empty at the end."""
+        """The next character that is no whitespace, without consuming it; empty at the end."""
         while True:
-            self.used(skip_space(self.buffer, self.pos))
+            self.consume(skip_space(self.buffer, self.pos))
             if self.pos < len(self.buffer) or not self.read_on():
                 return self.buffer[self.pos : self.pos + 1]
 
     def value(self) -> tuple[str, object]:
-        """The next value with its text; a Defect when there is none.
+        """The text and the value that come next; a MalformedRecord instead of a bad value.
 
-        The text of a Defect is empty, and nothing is used up, when its end cannot be told.
+        When the end of a bad value is not known, its text is empty and nothing is consumed.
         """
         while True:
             try:
@@ -76,27 +76,27 @@ class StreamText:
             except (ValueError, RecursionError) as exc:
                 too_long = len(self.buffer) - self.pos > MAX_RECORD
                 if too_long or not ran_out(exc, len(self.buffer)) or not self.read_on():
-                    return self._left_out(exc), defect(exc)
+                    return self._consume_lenient(exc), malformed(exc)
                 continue
-            # At the very end of the buffer, 12 may go on as 123.
+            # A number at the end of the buffer may continue: 12 may be the beginning of 123.
             if end < len(self.buffer) or self.ended:
-                raw = self.used(end)
+                raw = self.consume(end)
                 return raw, _checked(raw, value)
             self.read_on()
 
-    def _left_out(self, failure: Exception) -> str:
-        """Uses up a value with NaN or too long a number in it, whose end can be told."""
+    def _consume_lenient(self, failure: Exception) -> str:
+        """Consume a bad value whose end is known: one with NaN or a number that is too long."""
         if isinstance(failure, json.JSONDecodeError | RecursionError):
             return ""
         try:
-            return self.used(_LENIENT.raw_decode(self.buffer, self.pos)[1])
+            return self.consume(_LENIENT.raw_decode(self.buffer, self.pos)[1])
         except (ValueError, RecursionError):
             return ""
 
 
 def _checked(raw: str, value: object) -> object:
     if not raw.isascii() and _NOT_UTF8.search(raw):
-        return MalformedRecord("invalid_utf8", "the element holds bytes that are no UTF-8")
+        return MalformedRecord("invalid_utf8", "the element contains bytes that are no UTF-8")
     return value
 
 
@@ -107,14 +107,15 @@ def _raw(text: str) -> bytes:
 def array_records(text: StreamText) -> Iterator[Record]:
     """The elements of the array that `text` begins with, numbered from 1.
 
-    One that the file ends in is a Defect; InputError when the array breaks in its middle.
+    An element in which the file ends is a MalformedRecord. InputError when the array is malformed
+    before that.
     """
     number, mark = 0, "["
     text.peek()
-    text.used(text.pos + 1)
+    text.consume(text.pos + 1)
     if text.peek() == "]":
         mark = "]"
-        text.used(text.pos + 1)
+        text.consume(text.pos + 1)
     while mark != "]":
         number += 1
         text.peek()
@@ -130,18 +131,18 @@ def array_records(text: StreamText) -> Iterator[Record]:
             )
             return
         if mark not in ",]":
-            raise _broken_array(text, number, f"{mark!r} where , or ] was due")
-        text.used(text.pos + 1)
+            raise _broken_array(text, number, f"{mark!r} in place of , or ]")
+        text.consume(text.pos + 1)
     if text.peek():
-        raise _broken_array(text, number, "there is more text behind its closing bracket")
+        raise _broken_array(text, number, "more text follows its closing bracket")
 
 
 def _broken_element(text: StreamText, number: int, failed: MalformedRecord) -> Record:
-    """The last element when the file ends inside it; InputError when it goes on behind it."""
+    """The last element, when the file ends inside it; InputError when more text follows."""
     rest = text.buffer[text.pos :]
     if not text.ended or not _ends_inside(rest):
         raise _broken_array(text, number - 1, failed.detail)
-    text.used(len(text.buffer))
+    text.consume(len(text.buffer))
     detail = f"the file ends inside the element: {failed.detail}"
     return Record(number, _raw(rest), MalformedRecord("truncated_line", detail))
 
@@ -156,15 +157,15 @@ def _ends_inside(rest: str) -> bool:
 
 def _broken_array(text: StreamText, good: int, detail: str) -> InputError:
     return InputError(
-        f"{text.name} is a JSON array that breaks behind element {good} (line {text.line}): "
+        f"{text.name} is a JSON array that is malformed behind element {good} (line {text.line}): "
         f"{detail}. Mend it or write one object a line; nothing was enqueued."
     )
 
 
 def value_records(text: StreamText) -> Iterator[Record]:
-    """Values one behind the other, each under the line it begins on; never raises.
+    """Consecutive values, each with the line it begins on; never raises.
 
-    Where a line is none, it is a Defect, and the next line may begin a value again.
+    A line that begins no value is a MalformedRecord, and reading goes on with the next line.
     """
     while text.peek():
         line = text.line
@@ -176,11 +177,11 @@ def value_records(text: StreamText) -> Iterator[Record]:
 
 
 def _skipped_line(text: StreamText, line: int, failed: MalformedRecord) -> Record:
-    """Leaves the rest of the line out: the next line may begin a value again."""
+    """Consume the rest of the line as malformed: the next line may begin a value again."""
     end = text.buffer.find("\n", text.pos)
     while end < 0 and text.read_on():
         end = text.buffer.find("\n", text.pos)
     if end < 0:
-        raw = text.used(len(text.buffer))
+        raw = text.consume(len(text.buffer))
         return Record(line, _raw(raw), MalformedRecord("truncated_line", failed.detail))
-    return Record(line, _raw(text.used(end)), failed)
+    return Record(line, _raw(text.consume(end)), failed)

@@ -1,4 +1,4 @@
-"""JSON lines: one record a line, split on LF alone; a bad line is told and the rest is read."""
+"""JSON lines: one record a line, split on LF alone. A malformed line does not end the reading."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MAX_RECORD = 64 << 20
 
 
 class MalformedRecord(NamedTuple):
-    """A record that is no JSON value: its reason word, and what was found."""
+    """A record that is no JSON value: its reason word, and what is wrong with it."""
 
     why: str
     detail: str
 
 
 class Record(NamedTuple):
-    """One record: its physical line (its element number in an array), its bytes, its value."""
+    """One record: its line (in an array: the number of the element), its bytes, its value."""
 
     line: int
     raw: bytes
@@ -32,16 +32,16 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant)
 _decode = DECODER.decode
 
 
-def nothing_to_tell(_line: int) -> None:
-    """Who does not care for blank lines."""
+def ignore_blank_line(_line: int) -> None:
+    """The callback of readers that do not count blank lines."""
 
 
 def line_records(
-    head: bytes, chunks: Iterator[bytes], blank: Callable[[int], None] = nothing_to_tell
+    head: bytes, chunks: Iterator[bytes], blank: Callable[[int], None] = ignore_blank_line
 ) -> Iterator[Record]:
-    """The lines of `head` and `chunks` that are not blank, by physical number; never raises.
+    """The records of the lines of `head` and `chunks`; never raises.
 
-    `blank(line)` is told of the others.
+    `blank(line)` is called for each blank line, which has no record.
     """
     for number, (line, ended) in enumerate(_lines(head, chunks), 1):
         if line is None:
@@ -53,7 +53,7 @@ def line_records(
 
 
 def _lines(head: bytes, chunks: Iterator[bytes]) -> Iterator[tuple[bytes | None, bool]]:
-    """Lines split on LF alone, with whether a newline ended them; None for one over the limit."""
+    """(line, whether a newline ended it) for each line; None for a line over MAX_RECORD bytes."""
     pending: list[bytes] = []
     size = 0
     piece: bytes | None = head
@@ -79,30 +79,30 @@ def _line_value(line: bytes, ended: bool) -> object:
         return _decode(line.decode())
     except (ValueError, RecursionError) as exc:
         failure = exc
-    value = _second_look(line, failure)
+    value = _value_or_defect(line, failure)
     if isinstance(value, MalformedRecord) and not ended:
         return MalformedRecord("truncated_line", f"the last line is cut off: {value.detail}")
     return value
 
 
-def _second_look(line: bytes, failure: Exception) -> object:
-    """A second look at a line that failed: a byte order mark before it, or what is wrong."""
+def _value_or_defect(line: bytes, failure: Exception) -> object:
+    """The value of a line that failed because of a byte order mark, or what is wrong with it."""
     if isinstance(failure, UnicodeDecodeError):
         return MalformedRecord("invalid_utf8", f"byte {failure.start + 1} of the line is no UTF-8")
     text = line.decode("utf-8", "replace")
-    return decoded(text[1:]) if text.startswith("\ufeff") else defect(failure)
+    return decoded(text[1:]) if text.startswith("\ufeff") else malformed(failure)
 
 
 def decoded(text: str) -> object:
-    """The value of a whole JSON text, or a Defect; NaN and Infinity are no JSON."""
+    """The value of a whole JSON text, or a MalformedRecord; NaN and Infinity are no JSON."""
     try:
         return _decode(text)
     except (ValueError, RecursionError) as exc:
-        return defect(exc)
+        return malformed(exc)
 
 
-def defect(exc: Exception) -> MalformedRecord:
-    """What the decoder raised, as a Defect."""
+def malformed(exc: Exception) -> MalformedRecord:
+    """The error of the decoder as a MalformedRecord."""
     if isinstance(exc, RecursionError):
         return MalformedRecord("invalid_json", "nested too deep")
     return MalformedRecord("invalid_json", str(exc))

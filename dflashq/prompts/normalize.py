@@ -1,8 +1,8 @@
 """One parsed JSON value becomes a prompt: accepted, normalised with its reasons, or rejected.
 
-Everything an assistant ever said in the input is thrown away. System and user turns stay, in
-order and byte for byte; a conversation ends before the first turn that answers a recorded tool
-result, since that answer cannot be generated truthfully.
+Assistant turns of the input are discarded. System and user turns stay, in order and byte for byte.
+A conversation ends at the first tool result: the answer to it cannot be generated, since the engine
+will not have made the same call.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SKIP, BLANK_LINE = "skip", "blank_line"
 class Outcome(NamedTuple):
     """What became of one input row.
 
-    `do` is accept, normalise or reject; `why` the reason words (none for accept, one for reject);
-    `row` a prompt row without its index ({"id", "messages", "source"?, "domain"?, "tools"?}), None
-    when rejected.
+    `do` is accept, normalise or reject. `why` has the reason words: none for accept, one for
+    reject, any number for normalise. `row` is the prompt row without its index ({"id", "messages",
+    "source"?, "domain"?, "tools"?}), None when rejected.
     """
 
     do: str
@@ -35,12 +35,12 @@ class Outcome(NamedTuple):
 
 
 def rejected(why: str, detail: str = "") -> Outcome:
-    """A rejection for one reason word."""
+    """The outcome of a row that is rejected for one reason word."""
     return Outcome(REJECT, (why,), detail, None)
 
 
 def normalise(value: object) -> Outcome:
-    """The prompt in one parsed JSON value. Pure; never raises, whatever the value."""
+    """The outcome of one parsed JSON value. Pure; never raises, whatever the value."""
     if type(value) is not dict:
         return rejected("not_an_object", f"the row is a {type(value).__name__}, not a JSON object")
     notes: list[str] = []
@@ -56,7 +56,7 @@ def normalise(value: object) -> Outcome:
 
 
 def noted(outcome: Outcome, why: str) -> Outcome:
-    """The same usable outcome with one reason more: it counts as normalised."""
+    """The same usable outcome with another reason word; it counts as normalised."""
     return outcome._replace(do=NORMALISE, why=(*outcome.why, why))
 
 
@@ -78,46 +78,47 @@ def _prompt_row(value: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
 
 def _messages(turns: list[Turn], notes: list[str]) -> list[Message]:
-    """System and user messages up to the first tool result."""
-    out: list[Message] = []
+    """The system and user messages up to the first tool result."""
+    messages: list[Message] = []
     users = 0
     for number, turn in enumerate(turns, 1):
         if turn.role == "user":
             users += 1
-            out.append(_user(turn.content, number, notes))
+            messages.append(_user(turn.content, number, notes))
         elif turn.role == "assistant":
             if not users:
                 notes.append("leading_assistant")
         elif turn.role == "system":
-            _add_system(out, turn.content, number, notes)
+            _add_system(messages, turn.content, number, notes)
         else:
             notes.append("cut_at_tool_result")
             break
     if not users:
-        raise Rejection("no_user_turn", f"none of the {len(turns)} turns asks anything")
-    return out
+        raise Rejection("no_user_turn", f"none of the {len(turns)} turns is a user's")
+    return messages
 
 
 def _user(content: object, number: int, notes: list[str]) -> Message:
     if content is None:
-        raise Rejection("null_user_content", f"turn {number} asks nothing")
+        raise Rejection("null_user_content", f"the content of turn {number} is null")
     text = text_of(content, notes)
     if not text or text.isspace():
         raise Rejection("empty_prompt", f"turn {number} is blank")
     return {"role": "user", "content": _clean(text, number, notes)}
 
 
-def _add_system(out: list[Message], content: object, number: int, notes: list[str]) -> None:
-    """Adds a system turn; several at the start become one, since many templates take only one."""
+def _add_system(messages: list[Message], content: object, number: int, notes: list[str]) -> None:
+    """Add a system turn; several at the start become one, since many templates take only one."""
     if content is None:
         notes.append("null_system")
         return
     text = _clean(text_of(content, notes), number, notes)
-    if not out:
-        out.append({"role": "system", "content": text})
-    elif out[-1]["role"] == "system":
+    if not messages:
+        messages.append({"role": "system", "content": text})
+    elif messages[-1]["role"] == "system":
         notes.append("several_system")
-        out[-1]["content"] = "\n\n".join(t for t in (out[-1]["content"], text) if t)
+        texts = (messages[-1]["content"], text)
+        messages[-1]["content"] = "\n\n".join(filter(None, texts))
     else:
         raise Rejection("system_not_first", f"turn {number} is a system turn after a user turn")
 
@@ -135,7 +136,7 @@ def _label(label: object, notes: list[str]) -> str:
 
 
 def _id(value: dict[str, Any], row: dict[str, Any], notes: list[str]) -> str:
-    """The user's id as a string; the hash of the content where there is none."""
+    """The user's id as a string; without one, a hash of the content."""
     given = value.get("id")
     if type(given) is str and given:
         return encodable(given, notes, "lone_surrogate_in_id")
@@ -148,6 +149,6 @@ def _id(value: dict[str, Any], row: dict[str, Any], notes: list[str]) -> str:
 
 
 def _canonical_text(value: object) -> str:
-    """A number, boolean, list or object in its one JSON spelling, lone surrogates replaced."""
+    """A number, boolean, list or object as canonical JSON, lone surrogates replaced."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return encodable(text, [])

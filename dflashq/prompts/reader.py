@@ -1,4 +1,4 @@
-"""Prompt files become outcomes, one a row, in a stream: what `enqueue` reads."""
+"""The rows of a prompt file, each with what became of it, as a stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dflashq.core.errors import InputError
 from dflashq.prompts.duplicate_ids import DuplicateIdIndex, prompt_key
 from dflashq.prompts.files import utf8_chunks
-from dflashq.prompts.jsonl import MalformedRecord, nothing_to_tell
+from dflashq.prompts.jsonl import MalformedRecord, ignore_blank_line
 from dflashq.prompts.normalize import REJECT, Outcome, normalise, noted, rejected
 from dflashq.prompts.records import records
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class PromptRow(NamedTuple):
-    """One row of a file: its line (its element number in an array), outcome and bytes."""
+    """One row of a file: its line (in an array: the number of the element), outcome and bytes."""
 
     line: int
     outcome: Outcome
@@ -27,24 +27,25 @@ class PromptRow(NamedTuple):
 
 
 def read_prompts(
-    path: Path, seen: DuplicateIdIndex | None = None, blank: Callable[[int], None] = nothing_to_tell
+    path: Path,
+    index: DuplicateIdIndex | None = None,
+    blank: Callable[[int], None] = ignore_blank_line,
 ) -> Iterator[PromptRow]:
-    """Every row of one prompt file with what became of it; blank lines are no rows.
+    """Every row of one prompt file with what became of it; blank lines are not rows.
 
-    `blank(line)` is told of each blank line, before the row behind it.
-
-    Give the same `seen` for all files of a run, so that repeated ids are found across them.
-    Blocks on the disk, holds a few MiB. Raises InputError, at the end, when no row of the file
-    is usable (with the counts by reason), and at once when the file cannot be read.
+    `blank(line)` is called for each blank line, before the row behind it. One `index` for all files
+    of a run finds ids that are repeated across them. InputError at once when the file cannot be
+    read, and at its end, with the counts by reason, when no row is usable. Memory: a few MiB.
+    Blocks on the disk.
     """
-    seen = seen if seen is not None else DuplicateIdIndex()
+    index = index if index is not None else DuplicateIdIndex()
     reasons: Counter[str] = Counter()
     usable = False
     for line, raw, value in records(str(path), utf8_chunks(path), blank):
         if type(value) is MalformedRecord:
             outcome = rejected(value.why, value.detail)
         else:
-            outcome = _outcome(value, seen)
+            outcome = _outcome(value, index)
         if outcome.do == REJECT:
             reasons[outcome.why[0]] += 1
         else:
@@ -54,16 +55,16 @@ def read_prompts(
         raise _no_rows(path, reasons)
 
 
-def _outcome(value: object, seen: DuplicateIdIndex) -> Outcome:
+def _outcome(value: object, index: DuplicateIdIndex) -> Outcome:
     outcome = normalise(value)
     row = outcome.row
     if row is None or not isinstance(value, dict):
         return outcome
     given = value.get("id")
-    # Digits alone are a row's number in its source: sources that were joined repeat it rightly.
+    # An id of digits alone is a row number of its source: joined sources repeat it legitimately.
     if type(given) is not str or not given or given.isdigit():
         return outcome
-    repeated = seen.repeated(given, prompt_key(row))
+    repeated = index.repeated(given, prompt_key(row))
     return noted(outcome, "duplicate_id") if repeated else outcome
 
 

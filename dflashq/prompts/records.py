@@ -1,11 +1,11 @@
-"""JSON lines, a JSON array, or pretty-printed objects: told apart by looking, read as a stream."""
+"""Records of JSON lines, a JSON array or pretty-printed objects, recognised by their first MiB."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from dflashq.prompts.json_stream import (
-    LOOK,
+    LOOKAHEAD,
     StreamText,
     array_records,
     ran_out,
@@ -17,28 +17,28 @@ from dflashq.prompts.jsonl import (
     MalformedRecord,
     Record,
     decoded,
+    ignore_blank_line,
     line_records,
-    nothing_to_tell,
 )
 
 
 def records(
-    name: str, chunks: Iterator[bytes], blank: Callable[[int], None] = nothing_to_tell
+    name: str, chunks: Iterator[bytes], blank: Callable[[int], None] = ignore_blank_line
 ) -> Iterator[Record]:
-    """All records of a text, blank lines left out; `value` is a Defect where there is none.
+    """All records of a text, without blank lines; a bad record has a MalformedRecord as value.
 
-    `blank(line)` is told of each blank line among JSON lines, before the record behind it. Holds
-    one record and a few MiB. Raises InputError naming `name` when an array breaks off in its
-    middle, where what follows cannot be told.
+    `blank(line)` is called for each blank line among JSON lines, before the record behind it.
+    InputError, naming `name`, when an array is malformed and its next element cannot be found.
+    Memory: one record and a few MiB. Blocks on `chunks`.
     """
     head = b""
     for chunk in chunks:
         head += chunk
-        if len(head) >= LOOK:
+        if len(head) >= LOOKAHEAD:
             break
     else:
         chunks = iter(())
-    whole = len(head) < LOOK
+    whole = len(head) < LOOKAHEAD
     kind = _kind(head, whole)
     if kind == "lines":
         return line_records(head, chunks, blank)

@@ -1,4 +1,4 @@
-"""The text of a turn: joined from its parts, made encodable, searched for control tokens."""
+"""The text of a turn: its parts joined, lone surrogates replaced, control tokens refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from dflashq.prompts.formats import Rejection
 
-# The chat template writes a prompt's text between control tokens, and the tokenizer turns such a
-# token inside the text into the same id. Think tags are not here: a tokenizer may give them one id
-# too, but no template acts on them in a user turn, and prompts do talk about them.
+# The chat template puts a prompt's text between control tokens; the tokenizer gives such a token
+# inside the text the same id, so the text could end its own turn. Think tags are not in this list:
+# no template acts on them in a user turn, and prompts do mention them.
 CONTROL_TOKEN = re.compile(
     r"<\|[A-Za-z0-9_.:/-]{1,80}\|>"  # ChatML, Llama 3, GLM, gpt-oss
     "|<\uff5c[^\uff5c<>\n]{1,80}\uff5c>"  # DeepSeek, with wide bars
@@ -24,7 +24,7 @@ _TEXT_PARTS = {None, "text", "input_text"}
 def text_of(content: object, notes: list[str]) -> str:
     """The text of a user or system turn, byte for byte; parts are joined without a separator.
 
-    Raises Rejection `media_part` or `bad_content_type`; never spells out a number or a null.
+    Rejection `media_part` or `bad_content_type`, also for a number or null in place of text.
     """
     if type(content) is str:
         return content
@@ -51,7 +51,7 @@ def _part(part: object, notes: list[str]) -> str:
 
 
 def encodable(text: str, notes: list[str], why: str = "lone_surrogate") -> str:
-    """`text` with each lone surrogate as U+FFFD: such a text cannot be written as UTF-8."""
+    """`text` with U+FFFD for each lone surrogate, which UTF-8 cannot encode; notes `why` then."""
     if text.isascii() or _SURROGATE.search(text) is None:
         return text
     notes.append(why)
@@ -59,9 +59,9 @@ def encodable(text: str, notes: list[str], why: str = "lone_surrogate") -> str:
 
 
 def encodable_tools(tools: list[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
-    """The same for every text in the tools; Rejection `bad_tools` for a number that is no JSON.
+    """The tools with U+FFFD for each lone surrogate in any of their texts.
 
-    Such a number comes from one too large for a float, as in 1e999.
+    Rejection `bad_tools` for an infinite number, as JSON's 1e999 becomes when it is parsed.
     """
     try:
         text = json.dumps(tools, ensure_ascii=False, allow_nan=False)
@@ -70,14 +70,15 @@ def encodable_tools(tools: list[dict[str, Any]], notes: list[str]) -> list[dict[
     fixed = encodable(text, notes)
     if fixed is text:
         return tools
-    out: list[dict[str, Any]] = json.loads(fixed)
-    return out
+    fixed_tools: list[dict[str, Any]] = json.loads(fixed)
+    return fixed_tools
 
 
 def refuse_control_tokens(text: str, where: str) -> None:
-    """Rejection `special_token_in_prompt` when `text` would be encoded with a control token."""
+    """Rejection `special_token_in_prompt` when `text` contains a control token of some model."""
     if "<" not in text and "[" not in text:
         return
-    found = CONTROL_TOKEN.search(text)
-    if found:
-        raise Rejection("special_token_in_prompt", f"{where} holds the control token {found[0]!r}")
+    if token := CONTROL_TOKEN.search(text):
+        raise Rejection(
+            "special_token_in_prompt", f"{where} contains the control token {token[0]!r}"
+        )

@@ -1,4 +1,4 @@
-"""Tool definitions of a row, brought into OpenAI form: [{"type": "function", "function": {…}}]."""
+"""The tool definitions of a row in OpenAI form: [{"type": "function", "function": {…}}]."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_DEPTH = 64
 
 
 def tools_of(row: dict[str, Any], notes: list[str]) -> list[dict[str, Any]] | None:
-    """The tools of a row, or None; Rejection `bad_tools` when they are there but broken.
+    """The tools of a row, or None without any; Rejection `bad_tools` when they are malformed.
 
-    Accepted: a list in OpenAI form. Counted in `notes`: a JSON string, bare functions, one
-    definition without its list, the older column `functions`.
+    A list in OpenAI form is accepted as it is. These are normalised and add a word to `notes`: a
+    JSON string, bare functions, one definition without its list, the older column `functions`.
     """
     tools = row.get("tools")
     if tools is None and row.get("functions") is not None:
@@ -30,10 +30,10 @@ def tools_of(row: dict[str, Any], notes: list[str]) -> list[dict[str, Any]] | No
         return None
     if not isinstance(tools, list):
         raise Rejection("bad_tools", "tools are neither a list nor its JSON text")
-    out = [_definition(tool, number, notes) for number, tool in enumerate(tools, 1)]
-    if _too_deep(out, MAX_DEPTH):
+    definitions = [_definition(tool, number, notes) for number, tool in enumerate(tools, 1)]
+    if _too_deep(definitions, MAX_DEPTH):
         raise Rejection("bad_tools", f"tools are nested deeper than {MAX_DEPTH} levels")
-    return out
+    return definitions
 
 
 def _parse(text: str) -> Any:
@@ -49,7 +49,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _definition(tool: object, number: int, notes: list[str]) -> dict[str, Any]:
     if not isinstance(tool, dict):
-        raise Rejection("bad_tools", f"tool {number} is no object")
+        raise Rejection("bad_tools", f"tool {number} is not an object")
     if "function" in tool:
         function, wrapped = tool["function"], tool
         if tool.get("type") != "function":
@@ -69,7 +69,9 @@ def _check(function: object, number: int) -> None:
         raise Rejection("bad_tools", f"tool {number} has no function name")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise Rejection("bad_tools", f"the parameters of tool {number} ({name:.60}) are no object")
+        raise Rejection(
+            "bad_tools", f"the parameters of tool {number} ({name:.60}) are not an object"
+        )
 
 
 def _too_deep(value: object, left: int) -> bool:

@@ -19,6 +19,7 @@ from dflashq.core.errors import (
     EngineMismatchError,
     LeaseLostError,
     LedgerError,
+    NewerFormatError,
 )
 from dflashq.ledger import Lease, LeaseHeartbeat, Ledger
 from dflashq.ledger.models import Claim
@@ -272,7 +273,7 @@ class Generator:
             return self._hand_back(attempt, exc.why)
         except LeaseLostError as exc:
             return self._lose(attempt, exc)
-        except EngineMismatchError as exc:
+        except (EngineMismatchError, NewerFormatError) as exc:
             return self._refuse(attempt, exc)
         except ConflictError as exc:
             return self._bury(attempt, f"conflict: {exc}")
@@ -314,14 +315,14 @@ class Generator:
         )
         return f"{attempt.lease.run}/{attempt.lease.batch} handed back ({why})"
 
-    def _refuse(self, attempt: Attempt, exc: EngineMismatchError) -> str:
-        """Leave this run to others, for as long as this worker has this engine."""
+    def _refuse(self, attempt: Attempt, exc: DflashqError) -> str:
+        """Leave this run to others while this worker lives: its engine or version is another."""
         log.error("run refused: run=%s: %s", attempt.lease.run, exc)
         self._session.note_error(f"run {attempt.lease.run} refused: {exc}")
         self.refused[attempt.lease.run] = str(exc)
         self._tell(attempt, lambda: self._ledger.release(attempt.lease, str(exc)))
         _count(attempt, "refused")
-        return f"{attempt.lease.run}/{attempt.lease.batch} refused: another engine is needed"
+        return f"{attempt.lease.run}/{attempt.lease.batch} refused: {exc}"
 
     def _lose(self, attempt: Attempt, exc: LeaseLostError) -> str:
         """Another worker has the batch; or nobody, since the ledger was wiped."""

@@ -137,5 +137,5 @@ def test_an_s3_without_conditional_writes_is_refused(
             fleet.settings = careless
             worker = fleet.start("w0", wait=False)
             assert worker.process.wait(WAIT_S) == 1
-            assert "does not keep If-None-Match" in worker.tail()
+            assert "does not honour If-None-Match" in worker.tail()
             assert fleet.ledger.status("careless").pending == 1

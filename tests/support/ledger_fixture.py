@@ -12,7 +12,7 @@ from dflashq.core.model import Generation, ObjectRef, Verdict
 from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import Lease, Ledger
 from dflashq.ledger.connection import connect
-from dflashq.ledger.kept_codec import generation_entry, verdict_entry
+from dflashq.ledger.kept_codec import encode_generation, generation_field, verdict_entry
 
 TTL_S = 30.0
 B1, B2, B3 = "batch-000001", "batch-000002", "batch-000003"
@@ -26,7 +26,10 @@ def entries(*indexes: int) -> list[tuple[str, bytes]]:
     """One generation and one verdict an index, as a worker keeps them."""
     rows = []
     for index in indexes:
-        rows += [generation_entry(index, 0, generation(index)), verdict_entry(index, Verdict())]
+        rows += [
+            (generation_field(index, 0), encode_generation(generation(index))),
+            verdict_entry(index, Verdict()),
+        ]
     return rows
 
 

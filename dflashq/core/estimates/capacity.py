@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class LognormalLengths:
-    """Lognormal lengths, cut at `cap`: what a thinking model writes comes close to that."""
+    """Lognormal lengths in tokens, cut at `cap`: close to the lengths of a thinking model."""
 
     mu: float
     sigma: float
@@ -27,7 +27,7 @@ class LognormalLengths:
 
     @classmethod
     def fit(cls, mean: float, p90: float, cap: int) -> LognormalLengths:
-        """The lognormal with this mean and 90th percentile; UsageError when there is none."""
+        """The lognormal with this mean and 90th percentile; UsageError when none has both."""
         ratio = p90 / mean if mean > 0 else 0.0
         if not 1 <= ratio <= math.exp(Z90**2 / 2):
             raise UsageError(
@@ -54,21 +54,22 @@ class LognormalLengths:
 
     @property
     def mean(self) -> float:
-        """Tokens of an answer."""
+        """Mean tokens of an answer."""
         return self.moment(1)
 
     @property
     def capped(self) -> float:
-        """Share of answers that reach the cap."""
+        """The share of answers that reach the cap."""
         if self.sigma == 0:
             return float(math.exp(self.mu) >= self.cap)
         return 1 - NORMAL.cdf((math.log(self.cap) - self.mu) / self.sigma)
 
     def longest_left(self, running: int) -> float:
-        """Tokens that the last of `running` answers still has to write when nothing waits any more.
+        """Tokens left to the last of `running` answers at the moment when no prompt waits any more.
 
-        An answer met at a random moment is a long one more often than not, and half done: its rest
-        exceeds t with E[(X-t)+]/E[X]. The last of n is where n of those are one.
+        At a random moment, the tokens left to a running answer exceed t with probability
+        E[(X-t)+]/E[X] (the residual life of a renewal process). The result is the t at which the
+        expected number of answers above t, out of `running`, is 1.
         """
         low, high = 0.0, float(self.cap)
         for _ in range(60):
@@ -78,11 +79,11 @@ class LognormalLengths:
 
     @property
     def left(self) -> float:
-        """Tokens that a running answer still has to write, on average."""
+        """Mean tokens left to a running answer."""
         return self.moment(2) / (2 * self.mean)
 
     def _rest(self, tokens: float) -> float:
-        """The share of running answers that still have more than `tokens` to write."""
+        """The share of running answers that have more than `tokens` left."""
         if tokens >= self.cap:
             return 0.0
         if self.sigma == 0:
@@ -95,7 +96,7 @@ class LognormalLengths:
 
 @dataclass(frozen=True, slots=True)
 class GpuPool:
-    """`count` GPUs of a kind; of each its rate, its price an hour, and how many answers it runs."""
+    """`count` GPUs of one kind; rate, price and answers at once (`running`) are for one of them."""
 
     kind: str
     count: int
@@ -116,7 +117,7 @@ class GpuPool:
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """What one kind does of a run."""
+    """The part of a run that one kind of GPU does, and what that costs."""
 
     kind: str
     count: int
@@ -127,7 +128,10 @@ class GpuShare:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run on given GPUs: seconds in all, those of its tail, tokens, dollars, shares by kind."""
+    """A run on given GPUs. `linear_s` is tokens over rate; `seconds` includes `tail_s`.
+
+    `capped` is the share of answers that reach the cap.
+    """
 
     prompts: int
     tokens: float
@@ -140,35 +144,35 @@ class Plan:
 
 
 def plan(prompts: int, lengths: LognormalLengths, gpus: Sequence[GpuPool]) -> Plan:
-    """Full slots until nothing waits, then the longest rest at the speed of one stream.
+    """The time and cost of a run: GPUs run full until no prompt waits, then the last answers end.
 
-    Every GPU is paid for until the end. UsageError when nothing could ever be finished.
+    Every GPU is paid for until the end. UsageError without prompts or with a GPU without a rate.
     """
-    rate = sum(one.rate for one in gpus)
-    if prompts < 1 or rate <= 0 or any(one.tokens_per_s <= 0 for one in gpus):
+    rate = sum(pool.rate for pool in gpus)
+    if prompts < 1 or rate <= 0 or any(pool.tokens_per_s <= 0 for pool in gpus):
         raise UsageError("a plan needs prompts, and GPUs with a rate above 0")
     tokens = prompts * lengths.mean
-    tail = max(_tail_s(one, prompts, lengths, rate) for one in gpus)
-    running = min(prompts, sum(one.count * one.running for one in gpus))
+    tail = max(_tail_s(pool, prompts, lengths, rate) for pool in gpus)
+    running = min(prompts, sum(pool.count * pool.running for pool in gpus))
     seconds = max(0.0, tokens - running * lengths.left) / rate + tail
     hours = seconds / HOUR_S
     shares = tuple(
         GpuShare(
-            one.kind,
-            one.count,
-            one.rate / rate,
-            round(prompts * one.rate / rate),
-            one.count * one.dollars_per_hour * hours,
+            kind=pool.kind,
+            count=pool.count,
+            share=pool.rate / rate,
+            prompts=round(prompts * pool.rate / rate),
+            dollars=pool.count * pool.dollars_per_hour * hours,
         )
-        for one in gpus
+        for pool in gpus
     )
     dollars = sum(share.dollars for share in shares)
     linear = tokens / rate
     return Plan(prompts, tokens, seconds, tail, linear, dollars, lengths.capped, shares)
 
 
-def _tail_s(one: GpuPool, prompts: int, lengths: LognormalLengths, rate: float) -> float:
-    """The longest rest among what this kind runs at the end, never more answers than it gets."""
-    share = max(1, round(prompts * one.rate / rate))
-    running = min(one.count * one.running, share)
-    return lengths.longest_left(running) / one.stream_per_s
+def _tail_s(pool: GpuPool, prompts: int, lengths: LognormalLengths, rate: float) -> float:
+    """Seconds that the last answer of this kind of GPU takes once no prompt waits any more."""
+    share = max(1, round(prompts * pool.rate / rate))
+    running = min(pool.count * pool.running, share)
+    return lengths.longest_left(running) / pool.stream_per_s

@@ -12,10 +12,10 @@ EARLY_BATCHES, EARLY_RATES = 4, 12
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds left: the likely, and a range that four of five runs should end in.
+    """Seconds left, with the range (`low_s` to `high_s`) in which four of five runs should end.
 
-    `tokens` are those still to be generated; `why` says what it was made from. `early`: little
-    is known, and the range is wide.
+    `tokens` are those still to be generated; `why` names the numbers behind the forecast. `early`:
+    few batches or rates are known, so the range is wide.
     """
 
     left_s: float
@@ -28,7 +28,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class MeanLength:
-    """Output tokens a prompt: the mean, and its standard error."""
+    """Output tokens a prompt: the mean and its standard error over `samples` batches."""
 
     mean: float
     error: float
@@ -37,20 +37,24 @@ class MeanLength:
 
 def lengths(batches: Sequence[tuple[int, int]]) -> MeanLength | None:
     """From (prompts, output tokens) of done batches; None when no prompt is settled."""
-    prompts, tokens = sum(p for p, _ in batches), sum(t for _, t in batches)
+    prompts = sum(count for count, _ in batches)
+    tokens = sum(generated for _, generated in batches)
     if not prompts or not tokens:
         return None
-    means = [t / p for p, t in batches if p]
+    means = [generated / count for count, generated in batches if count]
     spread = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else tokens / prompts
     return MeanLength(tokens / prompts, spread, len(means))
 
 
 def mixed_mean(shares: Mapping[str, float], means: Mapping[str, float], fallback: float) -> float:
-    """Tokens a prompt of what is left, when its domains are known: theirs, weighted by share."""
+    """Mean tokens a prompt of what is left: the means of its domains, weighted by their shares.
+
+    A domain without a mean counts with `fallback`, which is also the result without shares.
+    """
     total = sum(shares.values())
     if total <= 0:
         return fallback
-    return sum(n * means.get(name, fallback) for name, n in shares.items()) / total
+    return sum(share * means.get(name, fallback) for name, share in shares.items()) / total
 
 
 def forecast(
@@ -59,11 +63,10 @@ def forecast(
     rates: Sequence[float],
     left_mean: float | None = None,
 ) -> Forecast | None:
-    """What is left of a run.
+    """How long the prompts that are left will take; None while no batch is done or no token moves.
 
-    `rates` are tokens per second, lately; zeros (an outage) count, since they come again.
-    `left_mean` replaces the mean length where the mix of what is left is known. None when nothing
-    can be told: no batch is done, or no token moves.
+    `rates` are the latest rates in tokens per second; a zero (an outage) counts, since outages
+    recur. `left_mean` replaces the mean length where the domains of what is left are known.
     """
     if left_prompts <= 0:
         return Forecast(0.0, 0.0, 0.0, 0, False, "every prompt is settled")
@@ -72,12 +75,12 @@ def forecast(
         return None
     per_prompt = known.mean if left_mean is None else left_mean
     low_rate, high_rate = _band(rates)
-    off = 1.3 * known.error
+    spread = 1.3 * known.error  # of a normal distribution, four in five lie within 1.3 errors
     tokens = left_prompts * per_prompt
     early = known.samples < EARLY_BATCHES or len(rates) < EARLY_RATES
     margin = 1.5 if early else 1.0
-    low = left_prompts * max(per_prompt - off, per_prompt / 3) / high_rate / margin
-    high = left_prompts * (per_prompt + off) / max(low_rate, rate / 10) * margin
+    low = left_prompts * max(per_prompt - spread, per_prompt / 3) / high_rate / margin
+    high = left_prompts * (per_prompt + spread) / max(low_rate, rate / 10) * margin
     likely = tokens / rate
     return Forecast(
         likely, min(low, likely), max(high, likely), round(tokens), early, _why(known, rates)
@@ -85,12 +88,12 @@ def forecast(
 
 
 def _band(rates: Sequence[float]) -> tuple[float, float]:
-    """The mean speed of a slow and of a fast stretch: of the slowest and the fastest third."""
+    """A slow and a fast rate: the mean of each outer third, moved halfway to the median."""
     if len(rates) < 3:
         return mean(rates), mean(rates)
     low, high = quantiles(rates, n=3)
-    slow = [r for r in rates if r <= low]
-    fast = [r for r in rates if r >= high]
+    slow = [rate for rate in rates if rate <= low]
+    fast = [rate for rate in rates if rate >= high]
     return (mean(slow) + median(rates)) / 2, (mean(fast) + median(rates)) / 2
 
 

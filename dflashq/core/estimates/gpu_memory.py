@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 MB = 1e6
-# CUDA context, graphs, activations, and what the allocator cannot use: on the safe side.
+# For CUDA context, graphs, activations and fragmentation; a high estimate.
 RESERVE_MB = 2_600.0
 LIVE_TOKENS = 3_000
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
-# Copies of a request's state that the prefix cache keeps, by its strategy; one without it.
+# Copies of a request's state by the strategy of the prefix cache; without that cache it is one.
 _COPIES = {"no_buffer": 3, "extra_buffer_lazy": 4, "extra_buffer": 5, "auto": 5}
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a model keeps for a request: MB a state (by bytes a number), KB a token of KV cache."""
+    """How many numbers a model stores for a request.
+
+    `state_numbers` and `conv_numbers`: for one linear-attention state, over all layers;
+    `kv_numbers_per_token`: for one token of KV cache, over all layers.
+    """
 
     state_numbers: int
     conv_numbers: int
@@ -28,7 +32,7 @@ class Architecture:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Architecture:
-        """From a model's `config.json`; a model without linear attention has no states."""
+        """From a model's `config.json`. A model without linear attention has no states."""
         text = config.get("text_config") or config
         layers = int(text["num_hidden_layers"])
         linear = _linear_layers(text, layers)
@@ -44,17 +48,21 @@ class Architecture:
         return cls(linear * state, linear * conv, kv)
 
     def state_mb(self, dtype: str = "float32") -> float:
-        """One state; the short convolution stays in 16 bits."""
+        """MB of one state; its short convolution always has 16 bits a number."""
         return (self.state_numbers * _BYTES[dtype] + self.conv_numbers * 2) / MB
 
     def kv_kb(self, dtype: str = "auto") -> float:
-        """One token of KV cache, in KB."""
+        """KB of one token of KV cache."""
         return self.kv_numbers_per_token * (1 if dtype.startswith("fp8") else _BYTES[dtype]) / 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFlags:
-    """The launch flags that decide on memory."""
+    """The launch flags that decide how memory is used.
+
+    `states`: copies of a request's state; `scratch`: states for draft tokens; `fraction`: share of
+    the GPU for weights and pools; `running`: the limit of requests, None when the engine chooses.
+    """
 
     states: int
     scratch: int
@@ -65,36 +73,36 @@ class MemoryFlags:
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> MemoryFlags:
-        """From flags by name (`--disable-radix-cache`: None for a switch)."""
+        """From flags by name; a switch such as `--disable-radix-cache` has the value None."""
         replay = "--enable-linear-replayssm-spec" in flags
         drafts = int(flags.get("--speculative-num-draft-tokens") or 0)
         strategy = str(flags.get("--mamba-radix-cache-strategy") or "auto")
-        asked = flags.get("--max-running-requests")
+        running = flags.get("--max-running-requests")
         return cls(
             states=1 if "--disable-radix-cache" in flags else _COPIES[strategy],
             scratch=0 if replay else drafts,
             ssm_dtype="float32" if replay else str(flags.get("--mamba-ssm-dtype") or "float32"),
             kv_dtype=str(flags.get("--kv-cache-dtype") or "auto"),
             fraction=float(flags.get("--mem-fraction-static") or 0.85),
-            running=None if asked is None else int(asked),
+            running=None if running is None else int(running),
         )
 
 
 def request_mb(model: Architecture, launch: MemoryFlags, live_tokens: int = LIVE_TOKENS) -> float:
-    """What one running request takes when it holds `live_tokens` of KV cache."""
+    """MB of one running request that holds `live_tokens` tokens of KV cache."""
     states = (launch.states + launch.scratch) * model.state_mb(launch.ssm_dtype)
     return states + live_tokens * model.kv_kb(launch.kv_dtype) / 1e3
 
 
 def pool_mb(gpu_mb: float, weights_mb: float, launch: MemoryFlags) -> float:
-    """What weights and reserve leave for requests; negative when the weights do not fit."""
+    """MB that weights and reserve leave for requests; negative when the weights do not fit."""
     return gpu_mb * launch.fraction - weights_mb - RESERVE_MB
 
 
 def fits(
     pool: float, model: Architecture, launch: MemoryFlags, live_tokens: int = LIVE_TOKENS
 ) -> int:
-    """Requests that a pool of so many MB holds, states and KV split ideally."""
+    """How many requests a pool of `pool` MB holds when states and KV cache share it ideally."""
     return max(0, int(pool / request_mb(model, launch, live_tokens)))
 
 

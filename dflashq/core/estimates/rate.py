@@ -1,4 +1,4 @@
-"""How fast something goes and how long it still takes; the caller brings the clock."""
+"""Rates and remaining times; the caller gives the time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 class RateWindow:
     """The rate of a growing amount over the last `seconds`. An amount that shrank starts anew.
 
-    There is no rate before the points span `least` seconds: an amount that is told in steps
-    would show as nothing, then as a jump.
+    There is no rate before the points span `least` seconds: an amount that grows in steps would
+    show as no rate and then as a jump.
     """
 
     def __init__(self, seconds: float, least: float = 0.0) -> None:
@@ -19,12 +19,12 @@ class RateWindow:
         self._points: deque[tuple[float, float]] = deque()
 
     def add(self, at_s: float, amount: float) -> None:
-        """The amount as it stood at `at_s` (any clock that only goes forward)."""
+        """Add the amount as it was at `at_s`, in seconds of any monotonic clock."""
         points = self._points
         if points and amount < points[-1][1]:
             points.clear()
         points.append((at_s, amount))
-        # The point just before the window stays: together with the newest it spans it whole.
+        # The last point before the window stays, so that the points span the whole window.
         while len(points) > 2 and points[1][0] <= at_s - self._seconds:
             points.popleft()
 
@@ -38,9 +38,9 @@ class RateWindow:
 
 
 def eta_s(settled: int, of: int, tokens: int, tokens_per_s: float) -> float | None:
-    """Seconds until `of` prompts are settled, when `settled` of them took `tokens`.
+    """Seconds until `of` prompts are settled, given that `settled` of them took `tokens`.
 
-    None when nothing is known yet: no prompt is settled, or no token moves.
+    None while no prompt is settled or no token moves.
     """
     if settled >= of:
         return 0.0

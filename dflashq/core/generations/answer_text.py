@@ -21,10 +21,10 @@ _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>(.*?)</parameter>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """An assistant turn as OpenAI clients know it.
+    """The text of an assistant turn in the parts of an OpenAI message.
 
-    `reasoning_content` is None when the turn was not to think; `tool_calls` is None without calls
-    or when one is broken. `reasoning_tokens` counts the ids up to and with `</think>`.
+    `reasoning_content` is None when thinking was off. `tool_calls` is None without calls, and when
+    one of them is malformed. `reasoning_tokens` counts the ids up to `</think>`, that one too.
     """
 
     reasoning_content: str | None
@@ -38,15 +38,16 @@ def split_answer(
     decode: Callable[[IdArray], str],
     tools: list[dict[str, Any]] | None = None,
 ) -> AnswerParts:
-    """The parts of a turn, cut at the id of the first `</think>`; `decode` sees each part whole.
+    """The parts of a turn, cut at the id of the first `</think>`.
 
-    Only the separators that chat templates write themselves are removed: one newline before
-    `</think>` (and one behind a `<think>` that the model wrote), up to two newlines behind it.
-    The closing end token is removed too. Thinking that never closed is all reasoning, and the
-    content is empty. `tools` only gives the types of XML parameters; without it they are text.
+    `decode` turns the ids of one part (uint32, shape (number of ids,)) into text. Removed are the
+    closing end token and the separators that chat templates write: one newline before `</think>`,
+    up to two behind it, and one behind a `<think>` that the model wrote. When thinking was never
+    closed, all of the turn is reasoning and the content is empty. `tools` gives the types of XML
+    parameters; without it they are text.
     """
-    spoken = output.ids[output.answer]
-    text = decode(spoken) if len(spoken) else ""
+    answer = output.ids[output.answer]
+    text = decode(answer) if len(answer) else ""
     if output.thinks:
         text = re.sub(r"\A\n{1,2}", "", text)
     content, calls = parse_tool_calls(text, tools)
@@ -66,7 +67,7 @@ def _reasoning(output: OutputSegments, decode: Callable[[IdArray], str]) -> str:
 def parse_tool_calls(
     text: str, tools: list[dict[str, Any]] | None = None
 ) -> tuple[str, list[ToolCall] | None]:
-    """(content, calls) of an answer; one broken or unclosed call leaves all of it in the content.
+    """(content, calls) of an answer. A malformed or unclosed call leaves all text in the content.
 
     A block is Hermes JSON ({"name", "arguments"}) or XML (<function=…><parameter=…>). Newlines
     around a block are dropped; text on both sides of one is joined by a newline. `arguments` is
@@ -95,7 +96,7 @@ def _openai_call(number: int, call: tuple[str, dict[str, Any]] | None) -> ToolCa
     name, arguments = call
     try:
         spelled = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        # Half a surrogate pair, written as an escape, is no text that could be stored.
+        # An escape may spell half a surrogate pair, which cannot be stored as UTF-8.
         (name + spelled).encode()
     except (ValueError, RecursionError):
         return None
@@ -104,7 +105,7 @@ def _openai_call(number: int, call: tuple[str, dict[str, Any]] | None) -> ToolCa
 
 
 def _call(block: str, schemas: Schemas) -> tuple[str, dict[str, Any]] | None:
-    """(name, arguments) of one block, None when it is broken."""
+    """(name, arguments) of one block; None when it is malformed."""
     return _hermes(block) if block.startswith("{") else _xml(block, schemas)
 
 
@@ -125,20 +126,20 @@ def _xml(block: str, schemas: Schemas) -> tuple[str, dict[str, Any]] | None:
     match = _FUNCTION.fullmatch(block)
     if match is None or _PARAMETER.sub("", match[2]).strip():
         return None
-    name, found = match[1], _PARAMETER.findall(match[2])
-    if len({key for key, _ in found}) != len(found):
+    name, parameters = match[1], _PARAMETER.findall(match[2])
+    if len({key for key, _ in parameters}) != len(parameters):
         return None
     types = schemas.get(name, {})
-    return name, {key: _typed(_unwrapped(value), types.get(key)) for key, value in found}
+    return name, {key: _typed(_unwrapped(value), types.get(key)) for key, value in parameters}
 
 
 def _unwrapped(value: str) -> str:
-    """A parameter without the newline that the format puts on each side."""
+    """A parameter without the newline that the format writes before and behind it."""
     return value.removeprefix("\n").removesuffix("\n")
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """The value as its schema wants it; text where the schema is silent or the value no JSON."""
+    """The value in the type of its schema; text without a type, or when the value is no JSON."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind in (None, "string"):
         return text
@@ -150,9 +151,9 @@ def _typed(text: str, schema: Any) -> Any:
 
 def _schemas(tools: list[dict[str, Any]]) -> Schemas:
     """Parameter schemas by function name, of tools in OpenAI form."""
-    out: Schemas = {}
+    schemas: Schemas = {}
     for tool in tools:
         function = tool.get("function", tool)
         parameters = function.get("parameters") or {}
-        out[function.get("name", "")] = parameters.get("properties") or {}
-    return out
+        schemas[function.get("name", "")] = parameters.get("properties") or {}
+    return schemas

@@ -1,4 +1,4 @@
-"""Verdicts on generations, decided on token ids alone: text is never looked at."""
+"""Verdicts on generations, decided on token ids alone; text is never read."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ REASONS = {
 }
 
 OPENING = 8  # ids in which a chat template opens the assistant's turn, at most
-_REMAINDERS = 8192  # several times the different ids of an `ngram_window`
+_REMAINDERS = 8192  # several times the default `ngram_window`, so that few ids share one
 
 
 class CheckInput(NamedTuple):
-    """One generation as the rules see it."""
+    """One generation with all that the rules need; `limit` is the `max_new_tokens` it had."""
 
     generation: Generation
     output: OutputSegments
-    marks: TokenKinds
+    kinds: TokenKinds
     checks: Checks
     limit: int
 
@@ -50,9 +50,9 @@ class CheckInput(NamedTuple):
 def judge(
     generation: Generation, output: OutputSegments, *, checks: Checks, max_new_tokens: int
 ) -> Verdict:
-    """accepted, or the first rule that the generation breaks, with its numbers in a sentence.
+    """Accepted, or rejected by the first rule that the generation breaks, with its numbers.
 
-    `output` is its own; `max_new_tokens` is what this request asked for.
+    `output` are the segments of `generation`; `max_new_tokens` is the limit of this request.
     Pure: the same generation always gets the same verdict.
     """
     case = CheckInput(generation, output, TokenKinds(output), checks, max_new_tokens)
@@ -64,7 +64,7 @@ def judge(
 
 
 def _forged_stop(case: CheckInput) -> str | None:
-    # A NaN in the logits is answered with an end token that the model never chose.
+    # After a NaN in the logits, an engine ends with an end token that the model never chose.
     if isinstance(case.generation.matched, str):
         return f"the engine stopped at {case.generation.matched!r}, which nobody asked for"
     if case.generation.finish_reason not in ("stop", "length"):
@@ -73,7 +73,7 @@ def _forged_stop(case: CheckInput) -> str | None:
 
 
 def _unknown_id(case: CheckInput) -> str | None:
-    if case.marks.known:
+    if case.kinds.known:
         return None
     size = case.output.markers.vocab_size
     place = next(n for n, token in enumerate(case.ids) if not 0 <= token < size)
@@ -81,7 +81,7 @@ def _unknown_id(case: CheckInput) -> str | None:
 
 
 def _wrong_end(case: CheckInput) -> str | None:
-    # Without any ids there is no last one to compare: that is `empty`.
+    # Without ids there is no last one to compare; the rule `empty` rejects that.
     if case.generation.finish_reason != "stop" or not len(case.ids):
         return None
     matched, last = case.generation.matched, case.ids[-1]
@@ -91,7 +91,7 @@ def _wrong_end(case: CheckInput) -> str | None:
 
 
 def _inner_end(case: CheckInput) -> str | None:
-    ends = case.marks.places(END)
+    ends = case.kinds.places(END)
     if not ends:
         return None
     token, length = case.ids[ends[0]], len(case.ids)
@@ -134,40 +134,42 @@ def _looping(case: CheckInput) -> str | None:
 
 
 def _varied(ids: IdArray, checks: Checks) -> bool:
-    """Whether the tail has n-grams enough that differ in their first id: then there are no fewer.
+    """Whether enough distinct ids begin n-grams in the tail. `ids`: uint32, shape (number of ids,).
 
-    So nearly every text is told from a loop, for a hundredth of the time. The ids are counted by
-    their remainders, of which there are no more than of the ids.
+    There are at least as many distinct n-grams as distinct first ids, so True spares counting the
+    n-grams, in a hundredth of the time; nearly every text passes here. The ids are counted by their
+    remainders, of which there are at most as many as of the ids.
     """
     if len(ids) < checks.ngram_window:
         return True
     firsts = ids[-checks.ngram_window : 1 - checks.ngram or None]
-    seen = np.zeros(_REMAINDERS, np.bool_)
-    seen[firsts % _REMAINDERS] = True
-    return bool(np.count_nonzero(seen) >= checks.ngram_min_distinct * len(firsts))
+    present = np.zeros(_REMAINDERS, np.bool_)
+    present[firsts % _REMAINDERS] = True
+    return bool(np.count_nonzero(present) >= checks.ngram_min_distinct * len(firsts))
 
 
 def distinct_share(ids: list[int], checks: Checks) -> float:
-    """How many of the n-grams in the last `ngram_window` ids are different, 1 for a short text.
+    """The share of distinct n-grams in the last `ngram_window` ids; 1 for a shorter text.
 
-    It finds the loops that `loop_period` does not: those that change a little each time.
+    This finds the loops that `loop_period` misses: those whose repeats differ a little.
     """
     if len(ids) < checks.ngram_window:
         return 1.0
     tail, size = ids[-checks.ngram_window :], checks.ngram
-    # The tail beside itself, shifted: without a step of Python's own for every gram.
+    # zip over shifted copies builds the n-grams in C, without a step of Python for each.
     grams = set(zip(*(tail[n:] for n in range(size)), strict=False))
     return len(grams) / (len(tail) - size + 1)
 
 
 def loop_period(ids: IdArray, checks: Checks) -> int:
-    """The shortest period in which the tail of `ids` repeats, 0 for none.
+    """The shortest period, in ids, with which the tail of `ids` repeats; 0 when it does not.
 
-    The tail is `loop_window` ids or `loop_min_repeats` periods, whichever is longer.
+    `ids` is a uint32 array of shape (number of ids,). The tail is `loop_window` ids or
+    `loop_min_repeats` periods, whichever is longer.
     """
     if len(ids) < checks.loop_window:
         return 0
-    # Most texts are told from a loop by one id: only where the last one stood before can one be.
+    # In a loop, the id one period before the last id equals it. Most texts have no such place.
     before = ids[-1 - checks.loop_max_period : -1][::-1]
     for place in (before == ids[-1]).nonzero()[0].tolist():
         period = place + 1
@@ -178,7 +180,7 @@ def loop_period(ids: IdArray, checks: Checks) -> int:
 
 
 def _repeats(ids: list[int], period: int) -> int:
-    """How often the last `period` ids stand at the end of `ids`, one behind the other."""
+    """How many times in a row the last `period` ids repeat at the end of `ids`."""
     place = len(ids) - period - 1
     while place >= 0 and ids[place] == ids[place + period]:
         place -= 1
@@ -186,10 +188,10 @@ def _repeats(ids: list[int], period: int) -> int:
 
 
 def _bad_markup(case: CheckInput) -> str | None:
-    output, marks = case.output, case.marks
-    if strays := marks.places(TEMPLATE):
+    output, kinds = case.output, case.kinds
+    if strays := kinds.places(TEMPLATE):
         return f"{len(strays)} template tokens in the output, the first is {case.ids[strays[0]]}"
-    opens, closes = marks.places(OPEN), len(marks.places(CLOSE))
+    opens, closes = kinds.places(OPEN), len(kinds.places(CLOSE))
     if closes > (1 if output.thinks else 0):
         return f"{closes} </think>, thinking {'asked for' if output.thinks else 'not asked for'}"
     may_open = output.thinks and not _opened(case.generation.prompt_ids, output.markers)
@@ -200,8 +202,8 @@ def _bad_markup(case: CheckInput) -> str | None:
 
 
 def _opened(prompt: Ids, markers: SpecialTokens) -> bool:
-    """True when the prompt ends inside an open `<think>`, as the template of Qwen3.6 does."""
-    # Only the opening of the turn counts: the user may have written `<think>` as well.
+    """Whether the prompt ends inside an open `<think>`, as the template of Qwen3.6 leaves it."""
+    # Only the template's opening of the turn counts: the user may have written `<think>` as well.
     for token in prompt[: -OPENING - 1 : -1]:
         if token in (markers.think_open, markers.think_close):
             return token == markers.think_open
@@ -212,21 +214,22 @@ def _no_answer(case: CheckInput) -> str | None:
     output = case.output
     if output.thinks and output.boundary is None:
         return f"thinking never closed in {output.end} ids"
-    if case.marks.spoken == 0:
-        said, thought = output.answer, output.thought
-        return f"{said.stop - said.start} ids of answer, all whitespace, after {thought.stop} ids"
+    if case.kinds.spoken == 0:
+        answer, thought = output.answer, output.thought
+        length = answer.stop - answer.start
+        return f"{length} ids of answer, all whitespace, after {thought.stop} ids"
     return None
 
 
 def _stub(case: CheckInput) -> str | None:
     wanted = case.checks.min_answer_tokens
-    if case.marks.spoken < wanted:
-        return f"{case.marks.spoken} ids of answer, at least {wanted} wanted"
+    if case.kinds.spoken < wanted:
+        return f"{case.kinds.spoken} ids of answer, at least {wanted} wanted"
     return None
 
 
-# In this order: what says most about the cause comes first, and a truncated generation is one
-# whose prefix is good.
+# The first broken rule gives the reason: rules that say more about the cause come first, and
+# `truncated` comes after the rules on what a good prefix must look like.
 _RULES: tuple[tuple[str, Callable[[CheckInput], str | None]], ...] = (
     ("corrupt", _forged_stop),
     ("corrupt", _unknown_id),

@@ -1,4 +1,4 @@
-"""Rows of the completions and rejected objects: what `datasets` reads and people look at.
+"""Rows of the completions and rejected objects, which `datasets` and people read.
 
 Every field has one JSON type in all rows and is never null, so that a columnar reader infers the
 same schema from any object: tools and tool calls are JSON text, an absent text is "", an absent
@@ -16,7 +16,7 @@ from dflashq.core.model import Generation, Message, Prompt, Verdict
 
 
 def assistant_message(parts: AnswerParts) -> Message:
-    """The OpenAI message of one assistant turn, for the history and for the row."""
+    """One assistant turn as an OpenAI message, for the history of the next turn and for the row."""
     message: Message = {"role": "assistant", "content": parts.content}
     if parts.reasoning_content is not None:
         message["reasoning_content"] = parts.reasoning_content
@@ -26,17 +26,20 @@ def assistant_message(parts: AnswerParts) -> Message:
 
 
 def conversation(prompt: Prompt, answers: Iterable[AnswerParts]) -> list[Message]:
-    """The prompt's messages, each user turn followed by its answer as far as there are answers."""
-    messages, said = [], iter(answers)
+    """The prompt's messages with each answer behind its user turn; there may be fewer answers."""
+    messages, left = [], iter(answers)
     for message in prompt.messages:
         messages.append(message)
-        if message["role"] == "user" and (parts := next(said, None)) is not None:
+        if message["role"] == "user" and (parts := next(left, None)) is not None:
             messages.append(assistant_message(parts))
     return messages
 
 
 def generation_row(generation: Generation) -> dict[str, Any]:
-    """One generation inside a row; a matched stop is `matched_id` or `matched_text`."""
+    """One generation inside a row. The stop is in `matched_id` (-1: none) or `matched_text`.
+
+    The ids stay uint32 arrays where they are: `codec.encode_generated` takes them.
+    """
     matched = generation.matched
     return {
         "prompt_ids": generation.prompt_ids,
@@ -75,7 +78,7 @@ def sample_row(
 ) -> dict[str, Any]:
     """A prompt with all its generations; `usage` counts tokens over all of them.
 
-    `retries` are the draws that the ladder threw away, as JSON text.
+    `retries` are the generations that the ladder discarded, each with its turn, reason and detail.
     """
     last = generations[-1] if generations else None
     return {
@@ -99,5 +102,5 @@ def sample_row(
 
 
 def rejected_row(row: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
-    """The same row, kept apart with its reason."""
+    """The row with the reason word and the sentence of its verdict, for the rejected object."""
     return {**row, "reason": verdict.reason, "detail": verdict.detail}

@@ -9,11 +9,13 @@ from dflashq.core.token_ids import IdArray
 
 
 class OutputSegments:
-    """The ids of one generation as the rules and the text need them.
+    """The ids of one generation, cut into thinking, answer and end.
 
-    `thinking` is what its prompt was rendered with; `thinks`: it was asked for, and the model
-    knows how. `end` is where the closing end token stands, or would stand; `boundary` where the
-    first `</think>` does, None when none does or no thinking was asked for.
+    `ids` is a uint32 array of shape (number of output ids,), `markers` the special ids of the
+    model, `thinking` the option that the prompt was rendered with. `thinks`: that option was on and
+    the model has think tokens. `end` is the position of the closing end token, or the number of ids
+    without one. `boundary` is the position of the first `</think>`; None without one, or when the
+    turn does not think.
     """
 
     __slots__ = ("boundary", "end", "ids", "markers", "thinks")
@@ -29,29 +31,30 @@ class OutputSegments:
 
     @property
     def thought(self) -> slice:
-        """The thinking: all of it when it never closed."""
+        """The positions of the thinking: all up to the end when it was never closed."""
         if not self.thinks:
             return slice(0, 0)
         return slice(0, self.end if self.boundary is None else self.boundary)
 
     @property
     def answer(self) -> slice:
-        """What follows the thinking; nothing when it never closed."""
+        """The positions of the answer: what follows the thinking, empty when it was not closed."""
         if not self.thinks:
             return slice(0, self.end)
         return slice(self.end if self.boundary is None else self.boundary + 1, self.end)
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many ids count as reasoning: up to and with `</think>`."""
+        """How many ids count as reasoning: all up to `</think>`, and that one too."""
         return int(self.thought.stop) + (self.boundary is not None)
 
 
 class TokenKinds:
-    """What the ids of an output are, looked up once for all rules.
+    """The kind of every id of an output, looked up once for all rules.
 
-    `known`: all are in the vocabulary; `kinds`: the bits of `core.markers`, 0 for plain text and
-    for unknown ids; `spoken`: how many ids of the answer are more than whitespace.
+    `known`: all ids are in the vocabulary. `kinds` is a uint8 array of the shape of the ids with
+    the bits of `special_tokens`, 0 for plain text and for unknown ids. `spoken` is how many ids of
+    the answer are not only whitespace.
     """
 
     __slots__ = ("_places", "kinds", "known", "spoken")
@@ -61,11 +64,11 @@ class TokenKinds:
         self.known = not len(ids) or bool(ids.max() < output.markers.vocab_size)
         self.kinds = table.take(ids if self.known else np.minimum(ids, len(table) - 1))
         marked = self.kinds[: output.end] & MARKED
-        # Hardly any id is an end, think or template token.
+        # Few ids are end, think or template tokens, so a list of them is short.
         self._places = [(place, marked[place]) for place in marked.nonzero()[0].tolist()]
-        said = self.kinds[output.answer]
-        self.spoken = len(said) - int(np.count_nonzero(said & BLANK))
+        answer = self.kinds[output.answer]
+        self.spoken = len(answer) - int(np.count_nonzero(answer & BLANK))
 
     def places(self, kind: int) -> list[int]:
-        """Where ids of this kind (END, OPEN, CLOSE, TEMPLATE) stand before the end."""
+        """The positions before the end with an id of this kind: END, OPEN, CLOSE or TEMPLATE."""
         return [place for place, bits in self._places if bits & kind]

@@ -9,18 +9,18 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-# Kinds of ids, as bits; an id may be of several.
+# Kinds of ids, as bits: one id may be of several kinds.
 END, OPEN, CLOSE, TEMPLATE, BLANK = 1, 2, 4, 8, 16
 MARKED = END | OPEN | CLOSE | TEMPLATE
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Special ids of one tokenizer.
+    """Special ids of one tokenizer, whose ids are `range(vocab_size)`.
 
-    `end_ids` end an assistant turn; `think_open` and `think_close` are None for a model without
-    thinking; `template_ids` may never stand inside an answer; ids are in `range(vocab_size)`.
-    `blank_ids` are whitespace only: an answer of nothing else is none.
+    `end_ids` end an assistant turn. `think_open` and `think_close` are None for a model without
+    thinking. `template_ids` never belong inside an answer. `blank_ids` are nothing but whitespace;
+    an answer of those alone counts as none.
     """
 
     end_ids: frozenset[int]
@@ -31,8 +31,8 @@ class SpecialTokens:
     blank_ids: frozenset[int] = frozenset()
 
 
-# Space, newline, tab and carriage return as byte-level vocabularies spell them, and the space of
-# SentencePiece; as themselves in vocabularies that do neither.
+# Space, newline, tab and carriage return in the spelling of byte-level vocabularies, the space of
+# SentencePiece, and the characters themselves for vocabularies of neither kind.
 _BLANK = frozenset("ĠĊĉč▁ \n\t\r")
 
 
@@ -43,7 +43,10 @@ def blank_ids(vocabulary: Mapping[str, int]) -> frozenset[int]:
 
 @lru_cache(maxsize=8)
 def kinds_of(markers: SpecialTokens) -> npt.NDArray[np.uint8]:
-    """The kinds of every id of the vocabulary, and a 0 behind the last one. Read only."""
+    """The kinds of every id: a read-only uint8 array of shape (at least vocab_size + 1,).
+
+    Its last element is 0, for unknown ids.
+    """
     thinks = {OPEN: markers.think_open, CLOSE: markers.think_close}
     named: dict[int, frozenset[int]] = {
         END: markers.end_ids,

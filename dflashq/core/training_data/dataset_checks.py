@@ -1,4 +1,4 @@
-"""Checks on training data that others made: token rows with a mask, or conversations as text."""
+"""Checks of training data from other tools: token rows with a mask, or conversations as text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _THOUGHT = re.compile(r"\A.*</think>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class RowDefects:
-    """What one row is like: its kinds of defect, its length, its answer's hash.
+    """The defects of one row (keys of KINDS), its shape, its length and the hash of its answer.
 
     `length` is in supervised ids for token rows, else in characters; None when it has none.
     """
@@ -62,7 +62,7 @@ class RowDefects:
 
 
 def examine(row: object, markers: SpecialTokens | None, min_supervised: int) -> RowDefects:
-    """The defects of one row. With `markers`, ends and think tags of token rows are checked too."""
+    """The defects of one row. With `markers`, the ends and think tags of token rows count too."""
     if isinstance(row, dict) and isinstance(row.get("input_ids"), list):
         return _tokens(row, markers, min_supervised)
     if isinstance(row, dict):
@@ -93,7 +93,7 @@ def _tokens(row: dict[str, Any], markers: SpecialTokens | None, min_supervised: 
 
 
 def _flat(value: Any) -> Any:
-    """A list, or the one list inside it."""
+    """A list, or the list inside a list of one."""
     inner = isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
     return value[0] if inner else value
 
@@ -107,7 +107,7 @@ def _is_mask(mask: Any) -> bool:
 
 
 def _spans(bits: bytes) -> Iterator[tuple[int, int]]:
-    """Where supervision begins and ends, each time."""
+    """(start, end) of each run of supervised ids."""
     start = bits.find(1)
     while start >= 0:
         end = bits.find(0, start)
@@ -117,9 +117,9 @@ def _spans(bits: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _span_kinds(before: list[int], ids: list[int], markers: SpecialTokens) -> set[str]:
-    """One supervised span: its end, and its think tags."""
+    """The defects of one supervised span: of its end, and of its think tags."""
     kinds = set()
-    # Templates write a newline behind the end token, and some trainers supervise it.
+    # Templates write a newline behind the end token, and some trainers put loss on it.
     ends = [n for n, token in enumerate(ids) if token in markers.end_ids]
     if not ends or len(ids) - ends[-1] > 2:
         kinds.add("truncated")
@@ -128,8 +128,8 @@ def _span_kinds(before: list[int], ids: list[int], markers: SpecialTokens) -> se
     closes = body.count(_id(markers.think_close))
     if closes > 1 or opens > 1 or closes != opens + _open_before(before, markers):
         kinds.add("orphan_think")
-    place = body.index(_id(markers.think_close)) if closes else -1
-    answer, thought = body[place + 1 :], body[: max(place, 0)]
+    boundary = body.index(_id(markers.think_close)) if closes else -1
+    answer, thought = body[boundary + 1 :], body[: max(boundary, 0)]
     if all(token in markers.blank_ids for token in answer):
         kinds.add("empty_answer")
         blank = markers.blank_ids | {markers.think_open}
@@ -139,7 +139,7 @@ def _span_kinds(before: list[int], ids: list[int], markers: SpecialTokens) -> se
 
 
 def _id(marker: int | None) -> int:
-    """A marker that the model lacks is an id that no row has."""
+    """The id of a marker; -1, which no row has, for one that the model lacks."""
     return -1 if marker is None else marker
 
 
@@ -152,7 +152,7 @@ def _open_before(before: list[int], markers: SpecialTokens) -> int:
 
 
 def _conversation(row: dict[str, Any], name: str) -> RowDefects:
-    turns = [_turn(one) for one in row[name] if isinstance(one, dict)]
+    turns = [_turn(message) for message in row[name] if isinstance(message, dict)]
     answers = [turn for turn in turns if turn["role"] in ("assistant", "gpt")]
     kinds = set(_stated(row))
     if name == "conversations" and not MISREAD.isdisjoint(row):
@@ -201,12 +201,12 @@ def _turn_kinds(turn: dict[str, Any]) -> set[str]:
 
 
 def _stated(row: Mapping[str, Any]) -> Iterator[str]:
-    """What the row says of itself: a finish reason, a status, an error."""
+    """The defects that the row itself states: in a finish reason, a status or an error."""
     inner = row.get("metadata")
-    for place in (row, inner if isinstance(inner, dict) else {}):
-        if place.get("finish_reason") == "length":
+    for fields in (row, inner if isinstance(inner, dict) else {}):
+        if fields.get("finish_reason") == "length":
             yield "truncated"
-        if place.get("error") or place.get("status") not in (None, "", "success", "ok"):
+        if fields.get("error") or fields.get("status") not in (None, "", "success", "ok"):
             yield "failed"
 
 

@@ -1,4 +1,4 @@
-"""Shares of domains by supervised tokens: explicit quotas, filled in a seeded order."""
+"""Quotas of domains by supervised tokens, filled in an order that a seed decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a domain was to give, had and gave: `chosen` of `available`, in supervised tokens."""
+    """A domain's quota, what it has (`available`) and gave (`chosen`), in supervised tokens."""
 
     domain: str
     quota: int
@@ -22,7 +22,7 @@ class Quota:
 
     @property
     def short(self) -> int:
-        """Tokens that the domain lacks for its quota; what no whole row could fill is no lack."""
+        """Tokens that the domain lacks for its quota. A rest too small for a row does not count."""
         return max(0, self.quota - self.available)
 
 
@@ -42,7 +42,7 @@ class Candidates:
         self.total += tokens
 
     def seeded(self, seed: int) -> list[int]:
-        """Positions in an order that depends on the seed and on each row's key alone."""
+        """The positions of the rows, in an order that only the seed and the rows' keys decide."""
         return sorted(
             range(len(self.tokens)),
             key=lambda n: _rank(seed, (self.indexes[n], self.turns[n])),
@@ -54,54 +54,60 @@ def _rank(seed: int, key: Key) -> bytes:
 
 
 class Mix:
-    """Collects every row once (`add`), then chooses (`choose`).
+    """Chooses rows by domain: `add` every row once, then `choose`.
 
-    `shares` maps a domain to its weight; they need not sum to anything. Memory: 24 bytes a row.
+    `shares` maps domains to weights of any sum. Memory: 24 bytes a row.
     """
 
     def __init__(self, shares: Mapping[str, float], seed: int) -> None:
         self._total = sum(shares.values())
         self._shares, self._seed = dict(shares), seed
-        self._found = {domain: Candidates() for domain in shares}
+        self._candidates = {domain: Candidates() for domain in shares}
         self.left_out: dict[str, int] = {}
 
     def add(self, domain: str, key: Key, tokens: int) -> None:
         """One row; rows of a domain without a share are counted in `left_out`."""
-        if domain in self._found:
-            self._found[domain].add(key, tokens)
+        if domain in self._candidates:
+            self._candidates[domain].add(key, tokens)
         else:
             self.left_out[domain] = self.left_out.get(domain, 0) + 1
 
     def quotas(self, budget: int | None) -> dict[str, int]:
-        """Supervised tokens by domain for a budget; None: the largest that no domain lacks."""
+        """Supervised tokens by domain. Without a budget: the largest that every domain can meet."""
         if budget is None:
             budget = int(
-                min(self._found[d].total * self._total / share for d, share in self._shares.items())
+                min(
+                    self._candidates[domain].total * self._total / share
+                    for domain, share in self._shares.items()
+                )
             )
-        # Rounding may take a domain a token above what it has.
-        return {d: int(budget * share / self._total) for d, share in self._shares.items()}
+        # Rounding down keeps a domain from a quota that is a token above what it has.
+        return {domain: int(budget * share / self._total) for domain, share in self._shares.items()}
 
     def choose(self, budget: int | None) -> tuple[set[Key], list[Quota]]:
-        """The chosen rows, and what became of each domain's quota.
+        """The keys of the chosen rows, and the quota of each domain with what it gave.
 
-        Rows are taken whole in the seeded order until the next one would pass the quota, so that
-        short ones are not favoured. No row is taken twice.
+        Whole rows are taken in the seeded order until the next one would exceed the quota, so that
+        short rows are not favoured. No row is taken twice.
         """
         chosen: set[Key] = set()
-        told = []
+        quotas = []
         for domain, quota in self.quotas(budget).items():
-            found = self._found[domain]
-            taken = rows = 0
-            for place in found.seeded(self._seed):
-                if taken + found.tokens[place] > quota:
+            candidates = self._candidates[domain]
+            tokens = rows = 0
+            for position in candidates.seeded(self._seed):
+                if tokens + candidates.tokens[position] > quota:
                     break
-                taken += found.tokens[place]
+                tokens += candidates.tokens[position]
                 rows += 1
-                chosen.add((found.indexes[place], found.turns[place]))
-            told.append(Quota(domain, quota, found.total, taken, rows))
-        return chosen, told
+                chosen.add((candidates.indexes[position], candidates.turns[position]))
+            quotas.append(Quota(domain, quota, candidates.total, tokens, rows))
+        return chosen, quotas
 
     @property
     def scarcest(self) -> str:
-        """The domain that limits the others."""
-        return min(self._shares, key=lambda d: self._found[d].total / self._shares[d])
+        """The domain with the fewest tokens for its share, which limits the others."""
+        return min(
+            self._shares,
+            key=lambda domain: self._candidates[domain].total / self._shares[domain],
+        )

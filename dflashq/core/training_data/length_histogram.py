@@ -1,4 +1,4 @@
-"""Lengths: exact percentiles and histograms from counts by value."""
+"""Exact percentiles and histograms of lengths, from counts by value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class LengthHistogram:
-    """How often each length came. Memory grows with distinct lengths, not with their number."""
+    """How often each length occurs. Memory grows with the number of distinct lengths alone."""
 
     counts: Counter[int] = field(default_factory=Counter)
 
@@ -26,34 +26,34 @@ class LengthHistogram:
 
     @property
     def mean(self) -> float:
-        """The mean, 0 for nothing."""
+        """The mean length; 0 without lengths."""
         return self.total / self.number if self.counts else 0.0
 
     def percentile(self, share: float) -> int:
-        """The smallest length that at least `share` (0 to 1) of them do not exceed; 0 for none."""
-        wanted, seen = share * self.number, 0
+        """The smallest length that a `share` (0 to 1) of all do not exceed; 0 without lengths."""
+        wanted, counted = share * self.number, 0
         for length in sorted(self.counts):
-            seen += self.counts[length]
-            if seen >= wanted:
+            counted += self.counts[length]
+            if counted >= wanted:
                 return length
         return 0
 
     def most_common(self) -> tuple[int, float]:
-        """(the length that comes most often, its share); (0, 0) for nothing."""
+        """(the most frequent length, its share); (0, 0) without lengths."""
         if not self.counts:
             return 0, 0.0
         length, count = max(self.counts.items(), key=lambda pair: (pair[1], -pair[0]))
         return length, count / self.number
 
     def histogram(self, bins: int = 12) -> list[tuple[int, int, int]]:
-        """(first, last, count) of bins of one width that cover every length; [] for nothing."""
+        """(first, last, count) of equal bins that cover every length; [] without lengths."""
         if not self.counts:
             return []
         low, high = min(self.counts), max(self.counts)
         width = max(1, -(-(high - low + 1) // bins))
-        found = Counter((length - low) // width for length in self.counts.elements())
+        counts = Counter((length - low) // width for length in self.counts.elements())
         return [
-            (low + n * width, min(low + (n + 1) * width - 1, high), found[n])
+            (low + n * width, min(low + (n + 1) * width - 1, high), counts[n])
             for n in range((high - low) // width + 1)
         ]
 
@@ -67,5 +67,5 @@ class LengthHistogram:
             "p99": self.percentile(0.99),
             "min": min(self.counts, default=0),
             "max": max(self.counts, default=0),
-            "histogram": [list(one) for one in self.histogram()],
+            "histogram": list(map(list, self.histogram())),
         }

@@ -1,4 +1,4 @@
-"""Rows as Parquet, which `datasets` reads directly; pyarrow is loaded at the first use."""
+"""Rows as Parquet, which `datasets` reads; pyarrow is imported at the first use."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PACK_COLUMNS = _TOKENS | {
 
 
 class ParquetFile:
-    """One Parquet file in the making, zstd, in memory; holds one group of rows beside its bytes.
+    """A Parquet file (zstd) that is written in memory, one group of rows at a time.
 
-    The same rows give the same bytes under one version of pyarrow. UsageError when that is not
-    installed.
+    `columns` maps names to Arrow types as text. The same rows give the same bytes under one version
+    of pyarrow. UsageError when pyarrow is not installed.
     """
 
     def __init__(self, columns: dict[str, str]) -> None:
@@ -49,7 +49,7 @@ class ParquetFile:
         self._group: list[dict[str, Any]] = []
 
     def add(self, row: dict[str, Any]) -> None:
-        """One row; it has every column."""
+        """Add a row, which has a value for every column."""
         self._group.append(row)
         if len(self._group) == GROUP:
             self._write_group()
@@ -60,7 +60,7 @@ class ParquetFile:
         self._group = []
 
     def close(self) -> bytes:
-        """The whole file."""
+        """Finish the file; its bytes."""
         if self._group:
             self._write_group()
         self._writer.close()
@@ -68,11 +68,11 @@ class ParquetFile:
 
 
 def parquet(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> bytes:
-    """All rows as one Parquet file."""
-    made = ParquetFile(columns)
+    """The bytes of a Parquet file with these rows."""
+    file = ParquetFile(columns)
     for row in rows:
-        made.add(row)
-    return made.close()
+        file.add(row)
+    return file.close()
 
 
 def _type(pyarrow: Any, kind: str) -> Any:

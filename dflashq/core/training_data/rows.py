@@ -1,7 +1,7 @@
-"""Training rows: the exact ids of one generation, prompt masked out, answer supervised.
+"""Training rows: the exact ids of one generation, with the loss on its output alone.
 
-Nothing is rendered or tokenized again: `input_ids` are the ids that the engine was given, then
-those that it gave back.
+Nothing is rendered or tokenized again: `input_ids` are the ids that the engine got, followed by the
+ids that it generated.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 DROP, CUT = "drop", "cut"
 # DFlash drafts 16 tokens at a time; a row needs two such blocks to teach anything.
 BLOCK_SIZE = 16
-FLOOR = 2 * BLOCK_SIZE
+MIN_SUPERVISED = 2 * BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One generation as a training row; the first `prompt_tokens` ids are not supervised.
+    """One generation as a training row; the loss is on all ids but the first `prompt_tokens`.
 
-    `index` and `turn` name the generation in its run; `id` is the user's and may repeat.
+    `index` and `turn` identify the generation in its run; `id` is the user's and may repeat.
     """
 
     input_ids: list[int]
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def supervised(self) -> int:
-        """How many ids the loss is on."""
+        """The number of ids with loss."""
         return len(self.input_ids) - self.prompt_tokens
 
     @property
@@ -54,7 +54,7 @@ class Row:
 
 
 def rows_of(sample: Mapping[str, Any]) -> list[Row]:
-    """The rows of one accepted sample, one a generation, in the order of its turns."""
+    """The rows of one accepted sample, one for each generation, in the order of the turns."""
     return [
         Row(
             input_ids=[*generation["prompt_ids"], *generation["output_ids"]],
@@ -69,30 +69,32 @@ def rows_of(sample: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def fitted(row: Row, max_length: int | None, over: str, floor: int = FLOOR) -> Row | None:
-    """The row if it has at most `max_length` ids; else None, or with `over` = cut its beginning.
+def truncate_row(
+    row: Row, max_length: int | None, overflow: str, min_supervised: int = MIN_SUPERVISED
+) -> Row | None:
+    """The row when it has at most `max_length` ids; else None, or its beginning for CUT.
 
-    A row is never cut so that fewer than `floor` supervised ids are left: it is dropped instead.
+    None also when a cut would leave fewer than `min_supervised` ids with loss.
     """
     if max_length is None or len(row.input_ids) <= max_length:
         return row
-    if over != CUT or max_length - row.prompt_tokens < floor:
+    if overflow != CUT or max_length - row.prompt_tokens < min_supervised:
         return None
     return replace(row, input_ids=row.input_ids[:max_length])
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Rows one behind the other; row n is `input_ids[boundaries[n]:boundaries[n + 1]]`."""
+    """Concatenated rows; row n is `input_ids[boundaries[n]:boundaries[n + 1]]`."""
 
     rows: tuple[Row, ...]
 
     @property
     def boundaries(self) -> list[int]:
-        places = [0]
+        positions = [0]
         for row in self.rows:
-            places.append(places[-1] + len(row.input_ids))
-        return places
+            positions.append(positions[-1] + len(row.input_ids))
+        return positions
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -108,9 +110,10 @@ class Pack:
 
 
 class Packer:
-    """First fit into at most `open_packs` unfinished packs of `length` ids. Constant memory.
+    """Packs rows, first fit, into at most `open_packs` unfinished packs of `length` ids each.
 
-    Rows must not be longer than `length`. The same rows in the same order give the same packs.
+    Memory is constant. Rows must not be longer than `length`. The same rows in the same order give
+    the same packs.
     """
 
     def __init__(self, length: int, open_packs: int = 64) -> None:
@@ -118,7 +121,7 @@ class Packer:
         self._open: list[tuple[int, list[Row]]] = []
 
     def add(self, row: Row) -> Iterator[Pack]:
-        """Takes a row; gives what is full now. ValueError for a row that fits no pack."""
+        """Add a row; yields the packs that are full now. ValueError for a row over `length`."""
         size = len(row.input_ids)
         if size > self._length:
             raise ValueError(f"a row of {size} ids does not fit a pack of {self._length}")
@@ -141,7 +144,7 @@ class Packer:
         return Pack(tuple(self._open.pop(place)[1]))
 
     def rest(self) -> Iterator[Pack]:
-        """What is left, oldest first; the packer is empty afterwards."""
+        """Yields the unfinished packs, oldest first; the packer is empty afterwards."""
         left, self._open = self._open, []
         yield from (Pack(tuple(rows)) for _, rows in left)
 

@@ -1,5 +1,5 @@
 -- Shared by every script. The keys of a run, always in this order (all carry the tag {run}):
---   1 run       hash    fingerprint queue state reason prompts batches fence kept_bytes
+--   1 run       hash    schema fingerprint queue state reason prompts batches fence kept_bytes
 --                       waits_for (the canary batch, '' once it has passed) tolerated (a share)
 --   2 pending   zset    batch -> order (oldest first)
 --   3 leased    zset    batch -> end of the lease, server ms
@@ -11,8 +11,16 @@
 --   9 counters  hash    name -> count over the done batches
 -- Kept work of a batch lies under kept_key(batch): index:slot -> generation, index:v -> verdict,
 -- index:sN -> the engine's N-th death while the prompt was in flight; bytes -> the size of it all.
+-- `schema` is the version of the formats of all this (none: 1). A script refuses a run of a newer
+-- major version, before it reads or writes anything else.
+local SCHEMA = 1
 local RUN, PENDING, LEASED, LEASES, ATTEMPTS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local DONE, DEAD, STORY, COUNTERS = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+
+local schema = #KEYS > 1 and redis.call('HGET', RUN, 'schema')
+if schema and (tonumber(string.match(schema, '^%d+')) or math.huge) > SCHEMA then
+  return redis.error_reply('NEWERFORMAT ' .. schema)
+end
 
 local function now_ms()
   local t = redis.call('TIME')

@@ -14,7 +14,15 @@ from dflashq.core import codec
 from dflashq.core.errors import DflashqError, UsageError
 from dflashq.core.humanize import counted
 from dflashq.core.training_data.domain_mix import Key, Mix, Quota
-from dflashq.core.training_data.rows import CUT, DROP, FLOOR, Packer, Row, fitted, rows_of
+from dflashq.core.training_data.rows import (
+    CUT,
+    DROP,
+    MIN_SUPERVISED,
+    Packer,
+    Row,
+    rows_of,
+    truncate_row,
+)
 from dflashq.operations.export.formats import FORMATS, Format, Sample, Shard, packs
 from dflashq.operations.export.manifest import Manifest, Part, open_manifest
 from dflashq.operations.export.targets import Target
@@ -37,7 +45,7 @@ class Request:
     shard_rows: int = 5000
     max_length: int | None = None
     over: str = DROP
-    floor: int = FLOOR
+    floor: int = MIN_SUPERVISED
     pack: int | None = None
     split_by_domain: bool = False
     mix: dict[str, float] | None = None
@@ -161,7 +169,7 @@ class _Export:
         told = partial(self._progress, what)
         for sample in samples(self._blobs, self._shot, progress=told):
             for row in rows_of(sample):
-                fit = fitted(row, longest, request.over, request.floor)
+                fit = truncate_row(row, longest, request.over, request.floor)
                 self._counts["dropped"] += fit is None
                 self._counts["cut"] += fit is not None and fit is not row
                 if fit is not None:

@@ -1,4 +1,4 @@
-"""Committing a batch: upload, then complete; or adopt what is there already."""
+"""The commit of a batch: upload, then complete; or adopt an object that was committed before."""
 
 from __future__ import annotations
 
@@ -22,40 +22,45 @@ log = logging.getLogger(__name__)
 def counts_of(settled: Iterable[SettledPrompt]) -> dict[str, int]:
     """The counts of a batch: prompts, accepted, rejected_REASON, generations, tokens."""
     counts: Counter[str] = Counter()
-    for one in settled:
+    for prompt in settled:
         counts["prompts"] += 1
-        counts["accepted" if one.reason is None else f"rejected_{one.reason}"] += 1
-        counts.update(one.counts)
+        counts["accepted" if prompt.reason is None else f"rejected_{prompt.reason}"] += 1
+        counts.update(prompt.counts)
     return dict(counts)
 
 
 def encoded(
     settled: list[SettledPrompt], line: Callable[[SettledPrompt], bytes]
 ) -> tuple[list[SettledPrompt], bytes, bytes | None]:
-    """(the verdicts, the accepted rows, the rejected ones or None), each in one zstd frame.
+    """The settled prompts, their accepted rows, and their rejected rows or None.
 
-    A prompt whose row cannot be made is rejected, and costs the others nothing.
+    The rows are each one zstd frame. A prompt whose row cannot be composed is rejected instead: the
+    returned prompts have their final verdicts.
     """
-    rows = settled
     while True:
-        good = [one for one in rows if one.verdict.accepted]
-        bad = [one for one in rows if not one.verdict.accepted]
+        accepted = [prompt for prompt in settled if prompt.verdict.accepted]
+        rejected = [prompt for prompt in settled if not prompt.verdict.accepted]
         try:
-            accepted = codec.compress_all(map(line, good), codec.BRISK)
+            accepted_body = codec.compress_all(map(line, accepted), codec.FAST_LEVEL)
         except RowError as exc:
             log.error("no row can be made of an answer: index=%d: %s", exc.index, exc)
             verdict = Verdict("internal_error", str(exc))
-            rows = [replace(r, verdict=verdict) if r.index == exc.index else r for r in rows]
+            settled = [
+                replace(prompt, verdict=verdict) if prompt.index == exc.index else prompt
+                for prompt in settled
+            ]
             continue
-        return rows, accepted, codec.compress_all(map(line, bad), codec.BRISK) if bad else None
+        if not rejected:
+            return settled, accepted_body, None
+        return settled, accepted_body, codec.compress_all(map(line, rejected), codec.FAST_LEVEL)
 
 
 class Committer:
-    """Brings the settled prompts of one attempt to their committed place.
+    """Commits the settled prompts of one attempt.
 
-    `superseded` counts, by reason, the rejected rows that this revision replaces.
-    Every method blocks, waits out outages, and raises StoppedError or LeaseLostError when the
-    attempt is over, ConflictError when the commit object is not ours.
+    `superseded` counts, by reason, the rejected rows that this revision replaces. Every method
+    blocks, waits until an outage is over, and raises StoppedError or LeaseLostError when the
+    attempt is over, ConflictError when the commit object is not this run's.
     """
 
     def __init__(
@@ -72,12 +77,12 @@ class Committer:
     def commit(
         self, settled: list[SettledPrompt], line: Callable[[SettledPrompt], bytes]
     ) -> ObjectRef:
-        """Upload and complete; whoever committed first, the object on S3 is what counts.
+        """Upload and complete; an object that another attempt committed first is adopted instead.
 
-        `line` gives the encoded row of a prompt; one that cannot be made (RowError) rejects it.
+        `line` gives the encoded row of a prompt; the prompt is rejected when that raises RowError.
         """
         lease = self._attempt.lease
-        rows, accepted, rejected = encoded(sorted(settled, key=lambda one: one.index), line)
+        rows, accepted, rejected = encoded(sorted(settled, key=lambda prompt: prompt.index), line)
         ref = self._attempt.patiently(
             lambda: write_commit(
                 self._blobs,
@@ -91,18 +96,18 @@ class Committer:
             "uploading",
         )
         if ref is None:
-            return self.adopt({one.index for one in rows})
+            return self.adopt({prompt.index for prompt in rows})
         return self._complete(ref)
 
     def adopt(self, indexes: set[int]) -> ObjectRef:
-        """Complete with the object that is on S3 already, checked whole."""
+        """Complete with the object that is on S3, after reading and checking all of it."""
         lease = self._attempt.lease
-        found: Commit = self._attempt.patiently(
+        commit: Commit = self._attempt.patiently(
             lambda: read_commit(self._blobs, lease.run, lease.batch, self._fingerprint, indexes),
             "reading the committed object",
         )
-        log.info("adopted: run=%s batch=%s object=%s", lease.run, lease.batch, found.ref.key)
-        return self._complete(found.ref)
+        log.info("adopted: run=%s batch=%s object=%s", lease.run, lease.batch, commit.ref.key)
+        return self._complete(commit.ref)
 
     def _complete(self, ref: ObjectRef) -> ObjectRef:
         added = counters(ref, self._superseded)

@@ -13,14 +13,14 @@ from dflashq.core.generations.sample_rows import conversation, rejected_row, sam
 from dflashq.core.generations.segments import OutputSegments
 from dflashq.core.model import Generation, Prompt, RunSpec
 from dflashq.engine.chat_renderer import ChatRenderer
-from dflashq.ledger.kept_codec import generation_field, read_generation
+from dflashq.ledger.kept_codec import decode_generation, generation_field
 from dflashq.stages.generate.settled_prompt import SettledPrompt
 
 log = logging.getLogger(__name__)
 
 
 class RowError(DflashqError):
-    """No row can be made of a prompt's answers, though they were judged good."""
+    """No row can be composed of a prompt's answers, though their verdict is accepted."""
 
     def __init__(self, index: int, cause: BaseException) -> None:
         self.index = index
@@ -31,10 +31,11 @@ class RowError(DflashqError):
 
 @dataclass(frozen=True, slots=True)
 class RowBuilder:
-    """Composes rows one at a time: a batch of long answers, as text, would fill the memory.
+    """Composes rows one at a time: the long answers of a whole batch, as text, fill the memory.
 
-    `entries` is what is finished of the batch, `attempt` the number of the attempt that commits it.
-    Safe from any thread, and to repeat: the same row every time.
+    `prompts` are those of the batch by index, `entries` its finished work by kept field, `attempt`
+    the number of the attempt that commits it. Safe from any thread; the same prompt always gives
+    the same row.
     """
 
     renderer: ChatRenderer
@@ -43,31 +44,30 @@ class RowBuilder:
     prompts: Mapping[int, Prompt]
     entries: Mapping[str, bytes | Generation]
 
-    def line(self, one: SettledPrompt) -> bytes:
+    def line(self, settled: SettledPrompt) -> bytes:
         """The encoded row of a settled prompt; KeyError when its work was not kept.
 
-        RowError when no row can be made of an accepted one. A rejected prompt always has a row: at
-        worst without its answers.
+        RowError when no row can be composed of an accepted prompt. A rejected prompt always has a
+        row, without its answers where they cannot be written.
         """
-        fields = (generation_field(one.index, slot) for slot in one.slots)
-        kept = [self.entries[field] for field in fields]
+        fields = (generation_field(settled.index, kept_slot) for kept_slot in settled.slots)
+        payloads = [self.entries[field] for field in fields]
         try:
-            return self._line(one, kept)
+            return self._line(settled, payloads)
         except (OSError, MemoryError):
             raise
         except BaseException as exc:
             if not (isinstance(exc, Exception) or is_panic(exc)):
                 raise
-            if one.verdict.accepted:
-                raise RowError(one.index, exc) from exc
-            log.warning("rejected without its answers: index=%d: %s", one.index, exc)
-            bare = sample_row(self.prompts[one.index], [], [], 0, self.attempt, [])
-            return codec.encode_generated(rejected_row(bare, one.verdict))
+            if settled.verdict.accepted:
+                raise RowError(settled.index, exc) from exc
+            log.warning("rejected without its answers: index=%d: %s", settled.index, exc)
+            return self._line_without_answers(settled)
 
-    def _line(self, one: SettledPrompt, kept: list[bytes | Generation]) -> bytes:
-        prompt, markers = self.prompts[one.index], self.renderer.markers()
-        generations = [self._generation(payload) for payload in kept]
-        parts = [
+    def _line(self, settled: SettledPrompt, payloads: list[bytes | Generation]) -> bytes:
+        prompt, markers = self.prompts[settled.index], self.renderer.markers()
+        generations = [_generation(payload) for payload in payloads]
+        answers = [
             split_answer(
                 OutputSegments(generation.output_array, markers, thinking=self.spec.thinking),
                 self.renderer.decode,
@@ -76,13 +76,28 @@ class RowBuilder:
             for generation in generations
         ]
         row = sample_row(
-            *(prompt, conversation(prompt, parts), generations),
-            *(one.counts["reasoning_tokens"], self.attempt, list(one.retries)),
+            prompt=prompt,
+            messages=conversation(prompt, answers),
+            generations=generations,
+            reasoning_tokens=settled.counts["reasoning_tokens"],
+            attempt=self.attempt,
+            retries=list(settled.retries),
         )
-        return codec.encode_generated(
-            row if one.verdict.accepted else rejected_row(row, one.verdict)
-        )
+        if not settled.verdict.accepted:
+            row = rejected_row(row, settled.verdict)
+        return codec.encode_generated(row)
 
-    @staticmethod
-    def _generation(found: bytes | Generation) -> Generation:
-        return found if isinstance(found, Generation) else read_generation(found)
+    def _line_without_answers(self, settled: SettledPrompt) -> bytes:
+        row = sample_row(
+            prompt=self.prompts[settled.index],
+            messages=[],
+            generations=[],
+            reasoning_tokens=0,
+            attempt=self.attempt,
+            retries=[],
+        )
+        return codec.encode_generated(rejected_row(row, settled.verdict))
+
+
+def _generation(payload: bytes | Generation) -> Generation:
+    return payload if isinstance(payload, Generation) else decode_generation(payload)

@@ -13,9 +13,9 @@ from dflashq.core.quality_guard import JudgedPrompt
 from dflashq.core.token_ids import IdArray
 from dflashq.ledger import Kept
 from dflashq.ledger.kept_codec import (
+    decode_generation,
     failure_entry,
     generation_field,
-    read_generation,
     verdict_entry,
 )
 from dflashq.ledger.models import Failure
@@ -164,7 +164,9 @@ class Settlement:
             if field.startswith(prefix) and field.removeprefix(prefix).isdecimal()
         ]
         fields = {slot: generation_field(prompt.index, slot) for slot in slots}
-        return {slot: read_generation(self._attempt.encoded(name)) for slot, name in fields.items()}
+        return {
+            slot: decode_generation(self._attempt.encoded(name)) for slot, name in fields.items()
+        }
 
     async def _settle(self, prompt: Prompt, turns: dict[int, Generation]) -> SettledPrompt:
         verdict = self._kept.verdicts.get(prompt.index)

@@ -20,7 +20,16 @@ from dflashq.core.generations import checks
 from dflashq.core.generations.answer_text import split_answer
 from dflashq.core.generations.sample_rows import assistant_message
 from dflashq.core.generations.segments import OutputSegments
-from dflashq.core.model import Checks, Generation, Message, Prompt, RunSpec, Sampling, Verdict, slot
+from dflashq.core.model import (
+    Checks,
+    Generation,
+    Message,
+    Prompt,
+    RunSpec,
+    Sampling,
+    Verdict,
+    kept_slot,
+)
 from dflashq.core.token_ids import IdArray, id_array
 from dflashq.engine.request import Conversation, request_ids
 from dflashq.stages.attempt import Attempt
@@ -132,19 +141,19 @@ class TurnGenerator:
         """
         for rung in range(len(self.spec.ladder) + 1):
             sampling = self.spec.sampling_at(rung)
-            generation = kept.get(slot(turn, rung))
+            generation = kept.get(kept_slot(turn, rung))
             if generation is None and not ask:
                 return None
             try:
                 if generation is None:
                     generation = await self._generate(prompt, history, sampling)
-                    self.keep(prompt.index, slot(turn, rung), generation)
+                    self.keep(prompt.index, kept_slot(turn, rung), generation)
             except EngineRefusedError as exc:
                 if not self._retried(exc.reason, rung):
                     raise
                 retries.append({"turn": turn, "reason": exc.reason, "detail": str(exc)})
                 continue
-            drawn = self._judge(slot(turn, rung), generation, sampling)
+            drawn = self._judge(kept_slot(turn, rung), generation, sampling)
             verdict = drawn.verdict
             if not self._retried(verdict.reason, rung):
                 return drawn
@@ -234,7 +243,7 @@ class TurnGenerator:
         finally:
             session.gate.leave()
         session.output_tokens += len(generation.output_ids)
-        return generation.made_by(engine_id, round(time.time(), 3))
+        return generation.with_origin(engine_id, round(time.time(), 3))
 
     def _rendered(self, prompt: Prompt, history: list[Message]) -> list[int]:
         opening = self.openings.pop(prompt.index, None)

@@ -174,7 +174,7 @@ def fake_s3(
 
 def test_a_store_that_ignores_the_condition_is_refused(settings: Settings) -> None:
     with fake_s3(settings, itertools.repeat(200)) as (blobs, stored):
-        with pytest.raises(BlobError, match="16 racing writers 16 were told"):
+        with pytest.raises(BlobError, match="of 16 racing writers, it answered 16"):
             blobs.check_conditional_put("runs/a/")
         assert stored == {}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflashq.core import keys
-from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
+from dflashq.core.errors import LeaseLostError, LedgerError, NewerFormatError, UnknownRunError
 from dflashq.ledger import Lease, Ledger
 from tests.support.ledger_fixture import (
     B1,
@@ -76,6 +76,19 @@ def register_tells_what_is_on_record(bench: LedgerFixture) -> None:
     status = bench.ledger.status(bench.run)
     assert (status.queue, status.prompts, status.batches) == ("q", 10, 1)
     assert bench.ledger.runs()[bench.run] == "q"
+
+
+@scenario
+def a_run_of_a_newer_format_is_left_alone(bench: LedgerFixture) -> None:
+    bench.start(B1)
+    for version in ("2", "2.1", "newest"):
+        bench.raw.hset(bench.key("run"), "schema", version)
+        with unchanged(bench):
+            with pytest.raises(NewerFormatError):
+                bench.ledger.add(bench.run, [B2])
+            assert bench.ledger.claim(bench.run, B1, "w1", TTL_S).lease is None
+    bench.raw.hset(bench.key("run"), "schema", "1.9")
+    assert bench.ledger.add(bench.run, [B2]) == 1
 
 
 @scenario

@@ -439,6 +439,8 @@ GUARDS: list[tuple[str, str, str, Scenario]] = [
         scenarios.cancel_is_for_good_and_drops_kept_work,
     ),
     ("state", "redis.call('HKEYS', DEAD)", "{}", scenarios.cancel_is_for_good_and_drops_kept_work),
+    ("*", "if schema and", "if false and", scenarios.a_run_of_a_newer_format_is_left_alone),
+    ("*", " or math.huge", " or 0", scenarios.a_run_of_a_newer_format_is_left_alone),
     (
         "*",
         "redis.call('HGET', LEASES, batch) == fence",

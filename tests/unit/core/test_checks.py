@@ -45,7 +45,7 @@ def verdict(
     output = OutputSegments(made.output_array, MARKERS, thinking=thinking)
     got = judge(made, output, checks=Checks(**checks), max_new_tokens=limit)
     # With arrays of ids, as they are kept, it is judged alike.
-    kept = made.made_by("engine", 1.5)
+    kept = made.with_origin("engine", 1.5)
     assert judge(kept, output, checks=Checks(**checks), max_new_tokens=limit) == got
     return got
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from dflashq.core.training_data.domain_mix import Mix
 from dflashq.core.training_data.length_histogram import LengthHistogram
-from dflashq.core.training_data.rows import CUT, DROP, FLOOR, Row, fitted, packed, rows_of
+from dflashq.core.training_data.rows import (
+    CUT,
+    DROP,
+    MIN_SUPERVISED,
+    Row,
+    packed,
+    rows_of,
+    truncate_row,
+)
 from tests.support.sample_rows import sample
 
 lengths = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 80)), max_size=60)
@@ -39,23 +47,23 @@ def test_a_long_row_is_dropped_or_cut_but_never_below_the_floor(
     prompt: int, output: int, longest: int, over: str
 ) -> None:
     whole = row(prompt, output)
-    fit = fitted(whole, longest, over)
+    fit = truncate_row(whole, longest, over)
     if prompt + output <= longest:
         assert fit is whole
-    elif over == DROP or longest - prompt < FLOOR:
+    elif over == DROP or longest - prompt < MIN_SUPERVISED:
         assert fit is None
     else:
         assert fit is not None
         assert fit.input_ids == whole.input_ids[:longest]
         assert fit.prompt_tokens == prompt
-        assert fit.supervised == longest - prompt >= FLOOR
+        assert fit.supervised == longest - prompt >= MIN_SUPERVISED
         assert sum(fit.loss_mask) == fit.supervised
         assert len(fit.loss_mask) == len(fit.input_ids)
 
 
 def test_without_a_length_every_row_fits() -> None:
     whole = row(1000, 1)
-    assert fitted(whole, None, DROP) is whole
+    assert truncate_row(whole, None, DROP) is whole
 
 
 @given(lengths, st.integers(130, 300))

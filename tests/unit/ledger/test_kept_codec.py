@@ -12,10 +12,10 @@ from dflashq.core import codec
 from dflashq.core.model import Generation
 from dflashq.core.token_ids import id_array
 from dflashq.ledger.kept_codec import (
+    decode_generation,
     decode_kept,
     encode_generation,
-    generation_entry,
-    read_generation,
+    generation_field,
 )
 
 token = st.integers(0, 300_000) | st.integers(0, 2**32 - 2)
@@ -25,8 +25,8 @@ long = st.builds(lambda piece, times: piece * times, st.lists(token, min_size=5)
 no_id = st.sampled_from([-1, 2**32 - 1, 2**32, 2**63, -(2**40)])
 
 
-def listed(made: Generation) -> dict[str, Any]:
-    row = made.to_json()
+def listed(generation: Generation) -> dict[str, Any]:
+    row = generation.to_json()
     return row | {name: list(map(int, row[name])) for name in ("prompt_ids", "output_ids")}
 
 
@@ -35,7 +35,7 @@ def test_a_generation_comes_back_whole(
     prompt: list[int], output: list[int], finish: str, matched: int | None
 ) -> None:
     made = Generation(prompt, output, finish, matched, 2.5, 1.25, "engine", 7.125)
-    again = read_generation(encode_generation(made))
+    again = decode_generation(encode_generation(made))
     assert listed(again) == made.to_json()
     assert again.output_array.tolist() == output
 
@@ -44,7 +44,7 @@ def test_a_generation_comes_back_whole(
 def test_what_is_no_id_is_kept_as_it_came(output: list[int], odd: int, place: int) -> None:
     output.insert(place, odd)
     made = Generation([1, 2], output, "stop", odd)
-    assert read_generation(encode_generation(made)) == made
+    assert decode_generation(encode_generation(made)) == made
 
 
 @given(ids, long)
@@ -58,14 +58,17 @@ def test_arrays_are_kept_as_lists_are(prompt: list[int], output: list[int]) -> N
 def test_ids_that_were_lost_are_missed() -> None:
     whole = codec.decompress(encode_generation(Generation([1], [5] * 1000, "stop", 5)))
     with pytest.raises(ValueError, match="996 ids are kept where 1 \\+ 1000 should be"):
-        read_generation(codec.compress(whole[:-20]))
+        decode_generation(codec.compress(whole[:-20]))
 
 
 def test_a_kept_hash_is_told_apart_by_its_fields() -> None:
     long_one, short = Generation([1], [7] * 900, "stop", 7), Generation([1], [7, 2], "stop", 2)
-    fields = dict([generation_entry(3, 0, long_one), generation_entry(3, 10_000, short)])
+    fields = {
+        generation_field(3, 0): encode_generation(long_one),
+        generation_field(3, 10_000): encode_generation(short),
+    }
     kept = decode_kept({name.encode(): payload for name, payload in fields.items()})
-    assert {at: listed(one) for at, one in kept.generations.items()} == {
+    assert {place: listed(generation) for place, generation in kept.generations.items()} == {
         (3, 0): long_one.to_json(),
         (3, 10_000): short.to_json(),
     }

@@ -298,16 +298,16 @@ def test_pretty_objects_give_their_first_lines(rows: list[Any], size: int) -> No
 
 
 @pytest.mark.parametrize("opening", [b"[\n", b""])
-def test_values_larger_than_the_look(opening: bytes) -> None:
-    rows = [{"prompt": "x" * n} for n in (10, 3 * json_stream.LOOK, 5)]
+def test_values_larger_than_the_lookahead(opening: bytes) -> None:
+    rows = [{"prompt": "x" * n} for n in (10, 3 * json_stream.LOOKAHEAD, 5)]
     text = ",\n".join(json.dumps(r, indent=1) for r in rows)
     body = b"[\n" + text.encode() + b"\n]" if opening else text.replace("},", "}").encode()
     got = list(records("name", pieces(body, 100_000)))
     assert [r.value for r in got] == rows
 
 
-def test_a_first_element_larger_than_the_look() -> None:
-    rows = [{"prompt": "x" * 3 * json_stream.LOOK}, {"prompt": "y"}]
+def test_a_first_element_larger_than_the_lookahead() -> None:
+    rows = [{"prompt": "x" * 3 * json_stream.LOOKAHEAD}, {"prompt": "y"}]
     assert [r.value for r in records("n", pieces(json.dumps(rows).encode(), 99_999))] == rows
     body = b"".join(json.dumps(r).encode() + b"\n" for r in rows)
     assert [r.value for r in records("n", pieces(body, 99_999))] == rows
@@ -315,7 +315,7 @@ def test_a_first_element_larger_than_the_look() -> None:
 
 def test_a_line_over_the_limit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "MAX_RECORD", 1000)
-    monkeypatch.setattr(records_module, "LOOK", 50)
+    monkeypatch.setattr(records_module, "LOOKAHEAD", 50)
     body = b'{"a": 1}\n"' + b"x" * 5000 + b'"\n{"b": 2}\n"' + b"y" * 5000
     got = list(records("n", pieces(body, 100)))
     assert [r.line for r in got] == [1, 2, 3, 4]

@@ -1,45 +1,36 @@
-"""A corpus of odd prompt files, where there is one: each row ends as its EXPECT.json allows."""
+"""Rows of every shape that prompt files have: each ends as `EXPECT.json` says, to the word.
+
+`EXPECT.json` has, for each file, what becomes of each line: `accept`, `normalise` or `reject` with
+all its reason words, or `skip` for a blank line; or that the file is refused as a whole.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from dflashq.core.errors import InputError
 from dflashq.prompts.reader import read_prompts
-from tests.support.paths import ROOT
+from tests.support.paths import GOLDEN
 
-FOLDER = Path(
-    os.environ.get("DFLASHQ_PROMPT_VARIANTS") or ROOT.parent / "shared" / "prompts" / "variants"
-)
-EXPECT = (
-    json.loads((FOLDER / "EXPECT.json").read_text()) if (FOLDER / "EXPECT.json").exists() else {}
-)
-
-pytestmark = pytest.mark.skipif(not EXPECT, reason="no corpus of prompt variants here")
+FOLDER = GOLDEN / "prompt_variants"
+EXPECT = json.loads((FOLDER / "EXPECT.json").read_text())
+REFUSED = "refused as a whole"
 
 
 @pytest.mark.parametrize("name", EXPECT)
-def test_every_row_ends_as_expected(name: str) -> None:
-    expect = EXPECT[name]
-    if expect["level"] == "file-fail":
+def test_every_line_ends_as_expected(name: str) -> None:
+    if EXPECT[name] == REFUSED:
         with pytest.raises(InputError, match=name):
             list(read_prompts(FOLDER / name))
         return
-    outcomes = {row.line: row.outcome for row in read_prompts(FOLDER / name)}
-    skipped = {int(n) for n, line in expect["lines"].items() if line["do"] == ["skip"]}
-    assert not skipped & outcomes.keys()
-    assert len(outcomes) == expect["records"] - (len(skipped) if skipped else 0)
-    wrong = {
-        line: (outcome.do, outcome.why, outcome.detail)
-        for line, outcome in outcomes.items()
-        if outcome.do not in expect["lines"].get(str(line), {"do": ["accept"]})["do"]
-    }
-    assert wrong == {}
-    # A row rejected by its own fault has the fault's word, so that a person finds it.
-    for number, line in expect["lines"].items():
-        if line["do"] == ["reject"]:
-            assert outcomes[int(number)].why == (line["why"],)
+    skipped: list[int] = []
+    rows = list(read_prompts(FOLDER / name, blank=skipped.append))
+    outcomes = {str(row.line): " ".join([row.outcome.do, *row.outcome.why]) for row in rows}
+    assert outcomes | {str(line): "skip" for line in skipped} == EXPECT[name]
+    assert all((row.outcome.row is None) == (row.outcome.do == "reject") for row in rows)
+
+
+def test_no_file_of_the_corpus_is_forgotten() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {*EXPECT, "EXPECT.json"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflashq.core import codec
-from dflashq.core.model import Generation, Prompt, RunSpec, Verdict, slot
+from dflashq.core.model import Generation, Prompt, RunSpec, Verdict, kept_slot
 from dflashq.engine.chat_renderer import ChatRenderer
 from dflashq.engine.request import request_ids
 from dflashq.ledger.kept_codec import encode_generation, generation_field
@@ -85,12 +85,12 @@ def test_a_sample_says_what_the_model_said(
 
 def test_every_answer_stands_behind_its_question(renderer: ChatRenderer) -> None:
     drawn = {
-        slot(0, 0): said(renderer, "a\n</think>\n\nfirst"),
-        slot(1, 1): said(renderer, "b\n</think>\n\nsecond"),
+        kept_slot(0, 0): said(renderer, "a\n</think>\n\nfirst"),
+        kept_slot(1, 1): said(renderer, "b\n</think>\n\nsecond"),
     }
     retried = ({"turn": 1, "reason": "stub", "detail": "0 ids"},)
     one = SettledPrompt(
-        8, Verdict(), {"reasoning_tokens": 4}, (slot(0, 0), slot(1, 1)), (), retried
+        8, Verdict(), {"reasoning_tokens": 4}, (kept_slot(0, 0), kept_slot(1, 1)), (), retried
     )
     found = row(renderer, one, drawn)
     turns = [(m["role"], m["content"]) for m in found["messages"]]
@@ -107,8 +107,10 @@ def test_every_answer_stands_behind_its_question(renderer: ChatRenderer) -> None
 def test_a_rejected_prompt_shows_the_answers_before_its_end(renderer: ChatRenderer) -> None:
     """A crash in between changes nothing: they are kept."""
     verdict = Verdict("too_long", "9 prompt tokens too many")
-    one = SettledPrompt(8, verdict, {"reasoning_tokens": 2}, (slot(0, 0),))
-    found = row(renderer, one, {slot(0, 0): said(renderer, "a\n</think>\n\nfirst")}, encoded=True)
+    one = SettledPrompt(8, verdict, {"reasoning_tokens": 2}, (kept_slot(0, 0),))
+    found = row(
+        renderer, one, {kept_slot(0, 0): said(renderer, "a\n</think>\n\nfirst")}, encoded=True
+    )
     assert (found["reason"], found["detail"]) == ("too_long", "9 prompt tokens too many")
     assert [m["role"] for m in found["messages"]] == ["system", "user", "assistant", "user"]
 
@@ -161,8 +163,8 @@ def test_a_rejected_prompt_has_a_row_whatever_its_answers_do(
         raise ValueError("no parts")
 
     monkeypatch.setattr(row_builder, "split_answer", broken)
-    drawn = {slot(0, 0): said(renderer, "a\n</think>\n\nfirst")}
-    one = SettledPrompt(7, Verdict(), {"reasoning_tokens": 0}, (slot(0, 0),))
+    drawn = {kept_slot(0, 0): said(renderer, "a\n</think>\n\nfirst")}
+    one = SettledPrompt(7, Verdict(), {"reasoning_tokens": 0}, (kept_slot(0, 0),))
     with pytest.raises(RowError, match="ValueError: no parts"):
         row(renderer, one, drawn)
     found = row(renderer, replace(one, verdict=Verdict("internal_error", "x")), drawn)

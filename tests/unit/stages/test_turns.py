@@ -17,7 +17,7 @@ from dflashq.core.model import (
     RetryStep,
     RunSpec,
     Verdict,
-    slot,
+    kept_slot,
 )
 from dflashq.ledger import Lease
 from dflashq.stages.attempt import Attempt
@@ -63,7 +63,7 @@ def settled(turns: int, kept: dict[int, Generation], verdict: Verdict | None) ->
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_a_retry_that_was_refused_is_not_asked_again(turns: int) -> None:
-    one = settled(turns, {slot(0, 0): STUB}, CRASHED)
+    one = settled(turns, {kept_slot(0, 0): STUB}, CRASHED)
     assert one.verdict == CRASHED
     assert one.slots == ()
     assert [retry["reason"] for retry in one.retries] == ["stub"]
@@ -71,13 +71,13 @@ def test_a_retry_that_was_refused_is_not_asked_again(turns: int) -> None:
 
 @pytest.mark.parametrize("turns", [2, 3])
 def test_answers_before_the_refused_turn_stay(turns: int) -> None:
-    one = settled(turns, {slot(0, 0): GOOD}, CRASHED)
+    one = settled(turns, {kept_slot(0, 0): GOOD}, CRASHED)
     assert one.verdict == CRASHED
-    assert one.slots == (slot(0, 0),)
+    assert one.slots == (kept_slot(0, 0),)
     assert one.counts["output_tokens"] == len(GOOD.output_ids)
 
 
 def test_a_whole_answer_is_judged_without_the_engine() -> None:
-    one = settled(1, {slot(0, 0): STUB, slot(0, 1): GOOD}, None)
+    one = settled(1, {kept_slot(0, 0): STUB, kept_slot(0, 1): GOOD}, None)
     assert one.verdict == Verdict()
-    assert one.slots == (slot(0, 1),)
+    assert one.slots == (kept_slot(0, 1),)
