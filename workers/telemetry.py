@@ -33,7 +33,7 @@ class Telemetry:
 
     def engine_failed(self, error: DflashqError) -> None:
         """The engine is beyond repair; no look at the ledger would find that out in time."""
-        self.dispatcher.tell(alerts.engine_failed(self._name, str(error), self._boot))
+        self.dispatcher.dispatch(alerts.engine_failed(self._name, str(error), self._boot))
 
     def stop(self) -> None:
         """Safe to repeat."""

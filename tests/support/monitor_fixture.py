@@ -22,7 +22,7 @@ from dflashq.operations.monitoring.actions import RunActions
 from dflashq.operations.monitoring.poller import LedgerPoller
 from dflashq.operations.monitoring.prometheus import render
 from dflashq.operations.monitoring.sample_cache import SampleCache
-from dflashq.web.app import THREADS, create_app, spare_the_collector
+from dflashq.web.app import THREADS, create_app, freeze_heap
 from dflashq.web.auth import Tokens
 from dflashq.web.context import MonitorContext
 
@@ -46,8 +46,8 @@ class MonitorFixture:
         self.client: FlaskClient = self.app.test_client()
 
     def look(self) -> None:
-        """One turn of the observer's thread."""
-        self.poller.turn()
+        """One turn of the poller's thread."""
+        self.poller.poll_and_record()
 
     def get(self, path: str, **headers: str) -> Any:
         """The JSON of a GET that must succeed."""
@@ -63,10 +63,10 @@ class MonitorFixture:
 
 @contextmanager
 def serving(stage: MonitorFixture) -> Iterator[str]:
-    """The stage behind the real server, its observer at work; the address."""
+    """The stage behind the real server, its poller at work; the address."""
     server = create_server(stage.app, host="127.0.0.1", port=0, threads=THREADS)
     thread = threading.Thread(target=server.run, daemon=True)
-    spare_the_collector()
+    freeze_heap()
     stage.poller.start()
     thread.start()
     try:
