@@ -41,7 +41,7 @@ class Telemetry:
 
     def engine_failed(self, error: DflashqError) -> None:
         """Alert that the engine is beyond repair; no poll of the ledger would see it in time."""
-        self.dispatcher.tell(alerts.engine_failed(self._boot.name, str(error), self._boot.text))
+        self.dispatcher.dispatch(alerts.engine_failed(self._boot.name, str(error), self._boot.text))
 
     def stop(self) -> None:
         """Close the channels. Safe to repeat."""

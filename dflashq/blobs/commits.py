@@ -127,6 +127,18 @@ def rejected_rows(blobs: Blobs, ref: ObjectRef) -> Iterator[dict[str, Any]]:
     yield from codec.decode_rows(body)
 
 
+def checked_body(blobs: Blobs, key: str, sha256: str) -> bytes:
+    """The bytes of a committed object whose hash (hex) the reference of its commit names.
+
+    For a reader that decodes them itself. Blocks on S3. BlobMissingError; ConflictError when the
+    bytes have another hash.
+    """
+    body = blobs.get(key).body
+    if codec.sha256(body) != sha256:
+        raise ConflictError(f"{key} is damaged: its sha256 is not the one recorded")
+    return body
+
+
 def _rejected(blobs: Blobs, ref: ObjectRef) -> dict[int, str]:
     try:
         return {int(row["index"]): str(row["reason"]) for row in rejected_rows(blobs, ref)}

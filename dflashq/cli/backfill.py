@@ -1,4 +1,4 @@
-"""`dflashq backfill`: what failed is run again."""
+"""`dflashq backfill`: run again what failed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict
 import click
 
 from dflashq.blobs.s3 import Blobs
-from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.cli.session import Session, json_option, pass_session, print_json, run_argument
 from dflashq.core.humanize import counted
+from dflashq.core.states import RunState
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.runs.backfill import BackfillResult, rerun_rejected, revive
-from dflashq.operations.runs.control import PAUSED
 
 SHOWN = 20
 
@@ -29,40 +29,40 @@ SHOWN = 20
 @json_option
 @pass_session
 def backfill(session: Session, run: str, rejected: str | None, as_json: bool) -> None:
-    """Revive the dead batches of RUN under their own number.
+    """Revive the dead batches of RUN under their own name.
 
-    With --rejected, run its rejected prompts again as a revision of their batch: what is accepted
-    then takes the place of the rejected row. Asked twice, nothing happens twice.
+    With --rejected, run its rejected prompts again, as a revision of their batch: the new row takes
+    the place of the rejected one. Safe to repeat.
     """
     settings = session.settings
     session.interrupted = f"What was put back stays: dflashq backfill {run} goes on with the rest."
     ledger, hints = Ledger(settings), Hints(settings)
     if rejected is None:
-        done = revive(ledger, hints, run)
+        result = revive(ledger, hints, run)
     else:
-        done = rerun_rejected(ledger, Blobs(settings), hints, run, rejected or None)
+        result = rerun_rejected(ledger, Blobs(settings), hints, run, rejected or None)
     if as_json:
-        answer({"run": run, **asdict(done), "prompts": done.prompts})
+        print_json({"run": run, **asdict(result), "prompts": result.prompts})
     else:
-        click.echo("\n".join(_lines(done, run, rejected)))
-        if done.state == PAUSED:
+        click.echo("\n".join(_lines(result, run, rejected)))
+        if result.state == RunState.PAUSED:
             click.echo(f"run {run} is paused, nothing of it begins before: dflashq resume {run}")
 
 
-def _lines(done: BackfillResult, run: str, rejected: str | None) -> Iterator[str]:
+def _lines(result: BackfillResult, run: str, rejected: str | None) -> Iterator[str]:
     if rejected is None:
-        yield from _some(f"revived {batch}" for batch in done.revived)
-        yield f"run {run}: {counted(len(done.revived), 'dead batch')} put back to work"
+        yield from _some(f"revived {batch}" for batch in result.revived)
+        yield f"run {run}: {counted(len(result.revived), 'dead batch')} put back to work"
         return
     yield from _some(
-        f"{batch}: {counted(count, 'prompt')}" for batch, count in done.revisions.items()
+        f"{batch}: {counted(count, 'prompt')}" for batch, count in result.revisions.items()
     )
-    which = counted(done.prompts, "rejected prompt") + (f" ({rejected})" if rejected else "")
-    yield f"run {run}: {which} put back to work in {counted(len(done.revisions), 'revision')}"
+    which = counted(result.prompts, "rejected prompt") + (f" ({rejected})" if rejected else "")
+    yield f"run {run}: {which} put back to work in {counted(len(result.revisions), 'revision')}"
 
 
 def _some(rows: Iterator[str]) -> Iterator[str]:
-    found = list(rows)
-    yield from found[:SHOWN]
-    if len(found) > SHOWN:
-        yield f"and {len(found) - SHOWN:,} more (--json)"
+    lines = list(rows)
+    yield from lines[:SHOWN]
+    if len(lines) > SHOWN:
+        yield f"and {len(lines) - SHOWN:,} more (--json)"

@@ -1,4 +1,4 @@
-"""`dflashq bench`: what an engine makes of a run's prompts, and how many days that is."""
+"""`dflashq bench`: the speed of an engine on a run's prompts, and the days that a run takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflashq.cli.plan import plan_lines
-from dflashq.cli.session import Session, answer, json_option, pass_session, say
+from dflashq.cli.session import Session, json_option, pass_session, print_json, say
 from dflashq.cli.text_views import columns
 from dflashq.core.errors import UsageError
 from dflashq.core.estimates.capacity import GpuPool, LognormalLengths, Plan
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One engine: its profile, its levels, the one to take, the run on it."""
+class Measurement:
+    """One engine: its profile, its levels of concurrency, the best one, the plan of a run on it."""
 
     profile: str
     levels: list[Level]
@@ -81,14 +81,14 @@ def bench(
     if not names or (url and len(names) > 1):
         raise UsageError("give one --profile for ENGINE_URL, or at least one to start")
     session.interrupted = "The engine that was started is stopped."
-    found = []
+    measurements = []
     for name in names:
         levels, cap, count = _measure(settings, name, url, prompts, concurrency, rounds)
-        found.append(_concluded(name, levels, cap, run_prompts or count, gpus, price))
+        measurements.append(_conclusion(name, levels, cap, run_prompts or count, gpus, price))
     if as_json:
-        answer(_as_json(found))
+        print_json(_as_json(measurements))
     else:
-        click.echo("\n".join(line for one in found for line in _lines(one)))
+        click.echo("\n".join(line for each in measurements for line in _lines(each)))
 
 
 def _measure(
@@ -99,7 +99,7 @@ def _measure(
     concurrency: list[int],
     rounds: int,
 ) -> tuple[list[Level], int, int]:
-    """Levels, the limit of new tokens, and how many prompts the file has."""
+    """The measured levels, the limit of new tokens, and how many prompts the file has."""
     from dflashq.engine.benchmark import measure  # noqa: PLC0415
     from dflashq.engine.chat_renderer import ChatRenderer  # noqa: PLC0415
     from dflashq.engine.profiles import load_profile  # noqa: PLC0415 - seconds of imports
@@ -112,7 +112,7 @@ def _measure(
     first = list(islice(usable, max(concurrency) * rounds))
     count = len(first) + sum(1 for _ in usable)
     ids = [
-        renderer.render(_opening(row), row.get("tools"), thinking=profile.model.thinking)
+        renderer.render(_first_turn(row), row.get("tools"), thinking=profile.model.thinking)
         for row in first
     ]
     ends = renderer.markers().end_ids
@@ -122,7 +122,7 @@ def _measure(
     return levels, profile.sampling.max_new_tokens, count
 
 
-def _opening(row: dict[str, Any]) -> list[dict[str, Any]]:
+def _first_turn(row: dict[str, Any]) -> list[dict[str, Any]]:
     """A conversation up to its first user turn."""
     messages: list[dict[str, Any]] = []
     for message in row["messages"]:
@@ -134,7 +134,7 @@ def _opening(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _engine(settings: Settings, profile: Profile, url: str | None) -> Iterator[str]:
-    """The address of a server that runs, or of one that is started and checked for this."""
+    """The address of a running server, or of one that is started for this, and checked."""
     if url is not None:
         yield url
         return
@@ -156,51 +156,51 @@ def _engine(settings: Settings, profile: Profile, url: str | None) -> Iterator[s
         lock.release()
 
 
-def _concluded(
+def _conclusion(
     name: str, levels: list[Level], cap: int, count: int, gpus: int, price: float
-) -> Measured:
+) -> Measurement:
     from dflashq.engine.benchmark import best_level  # noqa: PLC0415 - imported by now
 
     best = best_level(levels)
     lengths = LognormalLengths.of([n for level in levels for n in level.lengths], cap)
-    on = GpuPool(name, gpus, best.tokens_per_s, price, best.concurrency)
-    return Measured(name, levels, best, planned(count, lengths, [on]))
+    gpu_pool = GpuPool(name, gpus, best.tokens_per_s, price, best.concurrency)
+    return Measurement(name, levels, best, planned(count, lengths, [gpu_pool]))
 
 
 def _row(level: Level) -> dict[str, Any]:
     return {name: value for name, value in asdict(level).items() if name != "lengths"}
 
 
-def _as_json(found: list[Measured]) -> dict[str, Any]:
+def _as_json(measurements: list[Measurement]) -> dict[str, Any]:
     """`best` is what `dflashq plan` reads: the fastest of all."""
-    fastest = max(found, key=lambda one: one.best.tokens_per_s)
+    fastest = max(measurements, key=lambda each: each.best.tokens_per_s)
     engines = [
         {
-            "profile": one.profile,
-            "levels": [_row(level) for level in one.levels],
-            "best": _row(one.best),
-            "plan": asdict(one.plan),
+            "profile": each.profile,
+            "levels": [_row(level) for level in each.levels],
+            "best": _row(each.best),
+            "plan": asdict(each.plan),
         }
-        for one in found
+        for each in measurements
     ]
     return {"best": {"profile": fastest.profile, **_row(fastest.best)}, "engines": engines}
 
 
-def _lines(found: Measured) -> list[str]:
+def _lines(measurement: Measurement) -> list[str]:
     head = ("at once", "tokens/s", "accepted", "median", "P90", "retracted", "cut", "refused")
     rows: list[tuple[str, ...]] = [head]
-    for one in found.levels:
-        accepted = "-" if one.accept_length is None else f"{one.accept_length:.2f}"
-        retracted = "-" if one.retracted is None else str(one.retracted)
-        latency = (f"{one.latency_median_s:.1f} s", f"{one.latency_p90_s:.1f} s")
-        counts = (retracted, str(one.cut), str(one.refused))
-        row = (str(one.concurrency), f"{one.tokens_per_s:,.0f}", accepted, *latency, *counts)
+    for level in measurement.levels:
+        accepted = "-" if level.accept_length is None else f"{level.accept_length:.2f}"
+        retracted = "-" if level.retracted is None else str(level.retracted)
+        latency = (f"{level.latency_median_s:.1f} s", f"{level.latency_p90_s:.1f} s")
+        counts = (retracted, str(level.cut), str(level.refused))
+        row = (str(level.concurrency), f"{level.tokens_per_s:,.0f}", accepted, *latency, *counts)
         rows.append(row)
     return [
-        f"{found.profile}",
+        f"{measurement.profile}",
         *columns(rows),
         "",
-        f"Take {found.best.concurrency} at once: the least within 3 % of the fastest.",
-        *plan_lines(found.plan)[-2:],
+        f"Take {measurement.best.concurrency} at once: the least within 3 % of the fastest.",
+        *plan_lines(measurement.plan)[-2:],
         "",
     ]

@@ -1,4 +1,4 @@
-"""`dflashq cancel`: a run ends for good."""
+"""`dflashq cancel`: end a run for good."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import click
 from dflashq.blobs.s3 import Blobs
 from dflashq.cli.session import (
     Session,
-    answer,
     json_option,
     pass_session,
+    print_json,
     reason_option,
     run_argument,
 )
@@ -30,17 +30,17 @@ def cancel(session: Session, run: str, reason: str, yes: bool, as_json: bool) ->
     ledger = Ledger(session.settings)
     status = ledger.status(run)
     if not yes:
-        _ask(run, f"{status.done:,} of {status.batches:,} batches are done and stay")
+        _confirm(run, f"{status.done:,} of {status.batches:,} batches are done and stay")
     state = control.cancel(ledger, Blobs(session.settings), run, reason)
     if as_json:
-        answer({"run": run, "state": state, "reason": reason})
+        print_json({"run": run, "state": state, "reason": reason})
     else:
         click.echo(f"run {run} is cancelled: {status.done:,} committed batches stay on S3")
 
 
-def _ask(run: str, stands: str) -> None:
+def _confirm(run: str, consequence: str) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("nobody can be asked here: add --yes to cancel for good")
-    question = f"Cancel run {run} for good? {stands}, the rest is never done"
+    question = f"Cancel run {run} for good? {consequence}, the rest is never done"
     if not click.confirm(question, err=True):
         raise click.Abort

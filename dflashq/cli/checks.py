@@ -1,4 +1,4 @@
-"""`dflashq checks`: the verdicts a generation can get, and the thresholds behind them."""
+"""`dflashq checks`: the reasons for a rejection, and the thresholds behind them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 import click
 
-from dflashq.cli.session import Session, answer, json_option, optional_run_argument, pass_session
+from dflashq.cli.session import (
+    Session,
+    json_option,
+    optional_run_argument,
+    pass_session,
+    print_json,
+)
 from dflashq.core.generations.checks import REASONS
 from dflashq.core.model import Checks, Guard
 
@@ -19,13 +25,15 @@ def checks(session: Session, run: str | None, as_json: bool) -> None:
     """Show the reasons for a rejection and the thresholds: the defaults, or those of RUN."""
     thresholds, guard = Checks(), Guard()
     if run is not None:
-        from dflashq.blobs.runs import read_run  # noqa: PLC0415 - seconds that the defaults spare
+        from dflashq.blobs.runs import read_run  # noqa: PLC0415 - seconds that the defaults save
         from dflashq.blobs.s3 import Blobs  # noqa: PLC0415
 
         spec = read_run(Blobs(session.settings), run).spec
         thresholds, guard = spec.checks, spec.guard
     if as_json:
-        answer({"reasons": REASONS, "checks": thresholds.model_dump(), "guard": guard.model_dump()})
+        print_json(
+            {"reasons": REASONS, "checks": thresholds.model_dump(), "guard": guard.model_dump()}
+        )
         return
     click.echo("\n".join(_lines(thresholds, guard)))
 

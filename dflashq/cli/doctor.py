@@ -1,4 +1,4 @@
-"""`dflashq doctor`: is everything there that a run needs?"""
+"""`dflashq doctor`: check what a run needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 
 import click
 
-from dflashq.cli.session import Session, answer, json_option, pass_session
+from dflashq.cli.session import Session, json_option, pass_session, print_json
 from dflashq.operations.doctor.engine import engine
 from dflashq.operations.doctor.finding import FAILED, Finding
 from dflashq.operations.doctor.gpu_host import preflight
@@ -22,7 +22,7 @@ from dflashq.operations.doctor.services import machine, services
 def doctor(session: Session, profile: str | None, as_json: bool) -> None:
     """Check Redis, S3, clock, engine, model files, tokenizer, GPU, drivers, memory and disk.
 
-    Each line is ok or says what to do; exit code 1 when any failed.
+    Each line says ok, or what to do. Exit code 1 when a check failed.
     """
     settings = session.settings
     name = settings.profile if profile is None else profile
@@ -34,7 +34,7 @@ def doctor(session: Session, profile: str | None, as_json: bool) -> None:
             click.echo("\n".join(_lines(finding)))
     failed = [finding.name for finding in findings if finding.state == FAILED]
     if as_json:
-        answer({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
     if failed:
         raise SystemExit(1)
 

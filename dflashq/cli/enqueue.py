@@ -1,4 +1,4 @@
-"""`dflashq enqueue`: prompt files become a run."""
+"""`dflashq enqueue`: make a run of prompt files."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from dflashq.cli.intake_summary import reject_lines, summary_lines
 from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.session import (
     Session,
-    answer_with_rows,
     json_option,
     pass_session,
+    print_json_with_rows,
 )
 from dflashq.core.humanize import counted
 from dflashq.core.model import RunRecord
+from dflashq.core.states import RunState
 from dflashq.engine.profiles import load_profile
 from dflashq.operations.runs.enqueue import EnqueueResult, check_name, run_record
 from dflashq.operations.runs.spec import run_spec
 from dflashq.prompts.batches import PreparedBatches, spooled
 
 READING = "Nothing was enqueued."
-CANCELLED = "cancelled"
 SENDING = "What was uploaded stays and is used again: run the same command to go on."
 
 
-def _pairs(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def _pairs(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = {}
-    for text in given:
+    for text in values:
         name, sign, value = text.partition("=")
         if not sign or not value:
             raise click.BadParameter(f"{text!r} is not NAME=VALUE, as in temperature=0.7")
@@ -67,8 +67,8 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     "retries",
     metavar="REASON[,...][:MAX_NEW_TOKENS]",
     multiple=True,
-    help="Draw a turn rejected for this once more, longer if you say so; recorded in the row. "
-    "May be repeated: each is one more try. Off unless given.",
+    help="Generate a turn that is rejected for this once more, with MAX_NEW_TOKENS if given; the "
+    "row records it. May be repeated: each is one more try. None by default.",
 )
 @click.option("--thinking/--no-thinking", default=None, help="In place of the profile's own.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after this many prompts.")
@@ -78,7 +78,7 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where rejected lines go. [rejected-RUN.jsonl]",
 )
-@click.option("--dry-run", is_flag=True, help="Read everything, contact nobody.")
+@click.option("--dry-run", is_flag=True, help="Read everything, send nothing.")
 @json_option
 @pass_session
 def enqueue(
@@ -99,14 +99,14 @@ def enqueue(
     """Read prompt FILEs to their end, upload them in batches, and hint the workers.
 
     Files are JSON lines or a JSON array (ShareGPT, OpenAI messages, prompt, Alpaca), plain, gzip
-    or zstd. A bad line never stops a run: it is counted, told and put aside.
+    or zstd. A bad line does not stop the run: it is counted, shown and written to a file.
     """
     check_name(run)
-    chosen = load_profile(
+    loaded = load_profile(
         session.settings.profile if profile is None else profile, session.settings
     )
     spec = run_spec(
-        chosen,
+        loaded,
         sampling=sampling,
         guard=guard,
         retries=retries,
@@ -125,21 +125,21 @@ def enqueue(
             progress=lambda rows: bars("reading rows", rows, 0),
         ) as prepared,
     ):
-        asked = run_record(run, spec, prepared, datetime.now(UTC))
-        done = None if dry_run else _send(session, asked, prepared, bars)
+        new = run_record(run, spec, prepared, datetime.now(UTC))
+        done = None if dry_run else _send(session, new, prepared, bars)
         bars.stop()
         if as_json:
-            _answer(asked, prepared, done)
+            _print_json(new, prepared, done)
         else:
-            click.echo("\n".join(_lines(asked, prepared, done)))
-        if done is not None and done.state == CANCELLED:
+            click.echo("\n".join(_lines(new, prepared, done)))
+        if done is not None and done.state == RunState.CANCELLED:
             raise SystemExit(1)
 
 
 def _send(
-    session: Session, asked: RunRecord, prepared: PreparedBatches, bars: ProgressBars
+    session: Session, new: RunRecord, prepared: PreparedBatches, bars: ProgressBars
 ) -> EnqueueResult:
-    # Only here: a dry run needs neither Redis nor S3, nor the time to import their clients.
+    # Imported here: a dry run needs neither Redis nor S3, nor the time to import their clients.
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415
     from dflashq.ledger import Hints, Ledger  # noqa: PLC0415
     from dflashq.operations.runs import enqueue as operation  # noqa: PLC0415
@@ -147,32 +147,32 @@ def _send(
     session.interrupted = SENDING
     settings = session.settings
     return operation.enqueue(
-        Ledger(settings), Blobs(settings), Hints(settings), asked, prepared, bars
+        Ledger(settings), Blobs(settings), Hints(settings), new, prepared, bars
     )
 
 
-def _lines(
-    asked: RunRecord, prepared: PreparedBatches, done: EnqueueResult | None
-) -> Iterator[str]:
+def _lines(new: RunRecord, prepared: PreparedBatches, done: EnqueueResult | None) -> Iterator[str]:
     yield from summary_lines(prepared)
     yield from reject_lines(prepared)
-    batches = counted(len(asked.batches), "batch")
-    what = f"run {asked.name}: {counted(asked.prompts, 'prompt')} in {batches}"
+    batches = counted(len(new.batches), "batch")
+    what = f"run {new.name}: {counted(new.prompts, 'prompt')} in {batches}"
     if done is None:
         yield f"{what}; a dry run, nothing was sent"
     elif done.continued:
         yield f"{what}; it was there already, {counted(done.added, 'batch')} added"
     else:
-        yield f"{what} enqueued. See how it goes: dflashq watch {asked.name}"
-    if done is not None and done.state != "active":
-        more = "nothing will run, use another name" if done.state == CANCELLED else "it waits"
-        yield f"run {asked.name} is {done.state}: {more}. dflashq status {asked.name}"
+        yield f"{what} enqueued. See how it goes: dflashq watch {new.name}"
+    if done is not None and done.state != RunState.ACTIVE:
+        more = (
+            "nothing will run, use another name" if done.state == RunState.CANCELLED else "it waits"
+        )
+        yield f"run {new.name} is {done.state}: {more}. dflashq status {new.name}"
 
 
-def _answer(asked: RunRecord, prepared: PreparedBatches, done: EnqueueResult | None) -> None:
-    record = asked if done is None else done.record
-    found: dict[str, Any] = {
-        "run": asked.name,
+def _print_json(new: RunRecord, prepared: PreparedBatches, done: EnqueueResult | None) -> None:
+    record = new if done is None else done.record
+    row: dict[str, Any] = {
+        "run": new.name,
         "fingerprint": record.fingerprint,
         "prompts": record.prompts,
         "batches": len(record.batches),
@@ -182,11 +182,11 @@ def _answer(asked: RunRecord, prepared: PreparedBatches, done: EnqueueResult | N
         "hinted": done.hinted if done else 0,
         "state": done.state if done else None,
         "counts": {do: prepared.counts.get(do, 0) for do in ("accept", "normalise", "reject")},
-        "reasons": {do: dict(found) for do, found in prepared.reasons.items()},
+        "reasons": {do: dict(counts) for do, counts in prepared.reasons.items()},
         "domains": dict(prepared.domains),
         "rejected": None if prepared.rejected_path is None else str(prepared.rejected_path),
     }
-    answer_with_rows(found, "lines", _rows(prepared))
+    print_json_with_rows(row, "lines", _rows(prepared))
 
 
 def _rows(prepared: PreparedBatches) -> Iterator[dict[str, Any]]:

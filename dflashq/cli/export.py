@@ -1,4 +1,4 @@
-"""`dflashq export`: a run's samples in the form that a trainer reads."""
+"""`dflashq export`: write a run's samples in the form that a trainer reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from dflashq.cli.progress_bars import ProgressBars
-from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.cli.session import Session, json_option, pass_session, print_json, run_argument
 from dflashq.core.humanize import counted
 from dflashq.operations.export.export import ExportResult
 
@@ -80,8 +80,8 @@ def export(
     """Write the accepted samples of RUN as shards under --out, with export.json beside them.
 
     specforge and speculators get exact ids with their mask, conversations the text, parquet the
-    ids with everything on their origin. The same command again goes on where it stopped, or
-    checks what is there; other options under the same --out are refused.
+    ids with all about their origin. The same command again goes on where it stopped, or checks
+    what is there; other options under the same --out are refused.
     """
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415 - seconds that --help need not pay
     from dflashq.operations.export.export import Request  # noqa: PLC0415
@@ -105,38 +105,38 @@ def export(
     session.interrupted = "Finished shards stand; the same command goes on."
     target = open_target(out, session.settings)
     with ProgressBars() as bars:
-        done = write(Blobs(session.settings), target, request, bars)
+        result = write(Blobs(session.settings), target, request, bars)
     if as_json:
-        answer(asdict(done))
+        print_json(asdict(result))
     else:
-        click.echo("\n".join(_lines(done)))
+        click.echo("\n".join(_lines(result)))
 
 
-def _lines(done: ExportResult) -> Iterator[str]:
-    if done.again:
+def _lines(result: ExportResult) -> Iterator[str]:
+    if result.again:
         yield "everything was there already, and every sha256 is right"
-    yield f"{counted(len(done.shards), 'shard')} in {done.target}, listed in export.json"
+    yield f"{counted(len(result.shards), 'shard')} in {result.target}, listed in export.json"
     yield (
-        f"{counted(done.rows, 'row')}, {done.tokens:,} tokens, {done.supervised:,} of them "
+        f"{counted(result.rows, 'row')}, {result.tokens:,} tokens, {result.supervised:,} of them "
         "supervised"
     )
-    for domain, found in done.domains.items():
-        rows = counted(found["rows"], "row")
-        yield f"  {domain or '(no domain)'}: {rows}, {found['supervised']:,}"
-    if done.dropped or done.cut:
-        yield f"too long: {done.dropped:,} dropped, {done.cut:,} cut"
-    if done.short:
-        yield f"kept with fewer supervised tokens than the floor: {counted(done.short, 'row')}"
-    for row in done.mix:
-        share = row["chosen"] / done.supervised if done.supervised else 0
+    for domain, counts in result.domains.items():
+        rows = counted(counts["rows"], "row")
+        yield f"  {domain or '(no domain)'}: {rows}, {counts['supervised']:,}"
+    if result.dropped or result.cut:
+        yield f"too long: {result.dropped:,} dropped, {result.cut:,} cut"
+    if result.short:
+        yield f"kept with fewer supervised tokens than the floor: {counted(result.short, 'row')}"
+    for row in result.mix:
+        share = row["chosen"] / result.supervised if result.supervised else 0
         lack = f", SHORT by {row['short']:,}" if row["short"] else ""
         yield (
             f"mix: {row['domain']}: {share:.1%}, {row['chosen']:,} of {row['available']:,} tokens, "
             f"quota {row['quota']:,}{lack}"
         )
-    if done.mix:
-        yield f"mix: {done.scarcest} is the domain that limits the others"
-    for domain, left in done.left_out.items():
-        yield f"mix: {domain or '(no domain)'} has no share: {counted(left, 'row')} left out"
-    if done.missing:
-        yield f"{counted(len(done.missing), 'batch')} not committed yet, so not in it"
+    if result.mix:
+        yield f"mix: {result.scarcest} is the domain that limits the others"
+    for domain, rows_left in result.left_out.items():
+        yield f"mix: {domain or '(no domain)'} has no share: {counted(rows_left, 'row')} left out"
+    if result.missing:
+        yield f"{counted(len(result.missing), 'batch')} not committed yet, so not in it"

@@ -30,13 +30,13 @@ def host() -> None:
     help="Where the model comes from.",
 )
 @click.option("--revision", default="", help="Commit on the hub; the profile's unless given.")
-@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @pass_session
 def setup(session: Session, profile: str | None, source: str, revision: str, dry_run: bool) -> None:
     """Install the pinned engine and fetch the profile's model.
 
-    Interrupt it and call it again: it goes on where it was. A model that is there is compared with
-    the sha256 of every file.
+    After an interruption, the same command goes on where it was. A model that is there already is
+    checked, each file against its sha256.
     """
     from dflashq.engine.profiles import load_profile  # noqa: PLC0415 - --help needs none
     from dflashq.operations.hosts.setup import set_up, steps  # noqa: PLC0415
@@ -70,8 +70,8 @@ def up(session: Session, profile: str | None, gpus: str, stage: bool) -> None:
     settings = session.settings
     name = settings.profile if profile is None else profile
     loaded = load_profile(name, settings)
-    found = visible(listed(), os.environ, gpus)
-    where = supervisor.places(loaded, found)
+    devices = visible(listed(), os.environ, gpus)
+    where = supervisor.places(loaded, devices)
     need = resource_needs.times(resource_needs.worker_need(settings, loaded), len(where))
     resource_needs.check(need, counted(len(where), "worker"))
     environment = dict(os.environ)
@@ -79,11 +79,11 @@ def up(session: Session, profile: str | None, gpus: str, stage: bool) -> None:
     with ExitStack() as held:
         held.enter_context(supervisor.sole(settings.lock_dir))
         if stage or settings.stage:
-            place = held.enter_context(staged(Path(loaded.model.path), _tell))
+            place = held.enter_context(staged(Path(loaded.model.path), _echo))
             environment["DFLASHQ_MODEL_PATH"] = str(place)
-        supervisor.HostSupervisor(settings, name, where, environment, _tell).run()
+        supervisor.HostSupervisor(settings, name, where, environment, _echo).run()
 
 
-def _tell(line: str) -> None:
-    """One line an event, for a terminal or a journal."""
+def _echo(line: str) -> None:
+    """Print one line for an event, for a terminal or a journal."""
     click.echo(line)

@@ -1,4 +1,4 @@
-"""What became of the lines of prompt files, for people."""
+"""What became of the lines of prompt files, as text."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def summary_lines(prepared: PreparedBatches) -> Iterator[str]:
 
 
 def reject_lines(prepared: PreparedBatches) -> Iterator[str]:
-    """Where the rejected lines are."""
+    """The file with the rejected lines, if there is one."""
     if prepared.rejected_path is not None:
         yield f"  the rejected lines are in {prepared.rejected_path}"
 
 
 def _first_places(prepared: PreparedBatches) -> dict[tuple[str, str], list[str]]:
-    """`file:line` of the first few lines by (do, reason); reads until each reason has its own."""
+    """`file:line` of the first few lines by (do, reason); reads until all of them are known."""
     places: dict[tuple[str, str], list[str]] = {
         (do, why): [] for do, reasons in prepared.reasons.items() for why in reasons
     }
-    wanted = sum(min(FIRST, n) for reasons in prepared.reasons.values() for n in reasons.values())
+    missing = sum(min(FIRST, n) for reasons in prepared.reasons.values() for n in reasons.values())
     with prepared.records_path.open(encoding="utf-8") as records:
         for line in records:
-            if not wanted:
+            if not missing:
                 break
             row = json.loads(line)
             for why in row["why"]:
-                found = places[row["do"], why]
-                if len(found) < FIRST:
-                    found.append(f"{row['file']}:{row['line']}")
-                    wanted -= 1
+                first_places = places[row["do"], why]
+                if len(first_places) < FIRST:
+                    first_places.append(f"{row['file']}:{row['line']}")
+                    missing -= 1
     return places

@@ -37,21 +37,21 @@ def down(as_json: bool) -> None:
 @local.command()
 @_json_option
 def status(as_json: bool) -> None:
-    """Tell what runs. Exit code 1 when a server is down."""
-    found = servers.status(config.load())
-    _show(found, as_json)
-    if not all(server.running for server in found.servers):
+    """Show which servers run. Exit code 1 when one is down."""
+    current = servers.status(config.load())
+    _show(current, as_json)
+    if not all(server.running for server in current.servers):
         raise SystemExit(1)
 
 
-def _show(found: LocalStatus, as_json: bool) -> None:
+def _show(status: LocalStatus, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(asdict(found), default=str, indent=1))
+        click.echo(json.dumps(asdict(status), default=str, indent=1))
         return
-    for server in found.servers:
+    for server in status.servers:
         state = f"up at {server.address} (process {server.pid})" if server.running else "down"
         click.echo(f"{server.name}: {state}, log {server.log_file}")
-    click.echo(f"data: {found.folder}")
-    if all(server.running for server in found.servers):
-        file = shlex.quote(str(found.env_file))
+    click.echo(f"data: {status.folder}")
+    if all(server.running for server in status.servers):
+        file = shlex.quote(str(status.env_file))
         click.echo(f"to use them in this shell: set -a; . {file}; set +a")

@@ -1,4 +1,4 @@
-"""`dflashq monitor`: a page that people leave open."""
+"""`dflashq monitor`: a web page on all runs and workers."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ def monitor(session: Session, host: str, port: int, token_file: Path | None) -> 
     """Serve a page and a JSON API on all runs and workers, until it is stopped.
 
     Anywhere but on this host it needs a token: DFLASHQ_MONITOR_TOKEN or --token-file. Stopping it
-    changes nothing; what it remembers is in Redis.
+    changes nothing; what it records is in Redis.
     """
-    from pydantic import SecretStr  # noqa: PLC0415 - the other commands need it not
+    from pydantic import SecretStr  # noqa: PLC0415 - the other commands do not need it
 
     try:
         from dflashq.web.app import THREADS, create_app, serve  # noqa: PLC0415 - an extra
-        from dflashq.web.auth import Tokens, refuse_open_door  # noqa: PLC0415
+        from dflashq.web.auth import Tokens, refuse_open_network  # noqa: PLC0415
         from dflashq.web.context import MonitorContext  # noqa: PLC0415
     except ImportError as exc:
         raise UsageError(f"{MISSING} ({exc})") from exc
 
     settings = session.settings
     session.interrupted = "The runs go on."
-    session.tell_outages()
-    given = settings.monitor_token if token_file is None else SecretStr(token_file.read_text())
-    tokens = Tokens(given)
-    refuse_open_door(host, tokens)
+    session.log_outages()
+    setting = settings.monitor_token if token_file is None else SecretStr(token_file.read_text())
+    tokens = Tokens(setting)
+    refuse_open_network(host, tokens)
     resource_needs.ensure(resource_needs.monitor_need(THREADS), "the monitor")
     ledger, blobs, hints = Ledger(settings), Blobs(settings), Hints(settings)
     poller = LedgerPoller(settings, ledger, blobs)
     actions = RunActions(ledger, blobs, hints, poller.store)
-    found = MonitorContext(poller, SampleCache(blobs), actions, lambda: render(ledger))
-    shown = f"[{host}]" if ":" in host else host
+    context = MonitorContext(poller, SampleCache(blobs), actions, lambda: render(ledger))
+    address = f"[{host}]" if ":" in host else host
 
     def ready() -> None:
-        say(f"the monitor is at http://{shown}:{port}/ (stop it with Ctrl-C; the runs go on)")
+        say(f"the monitor is at http://{address}:{port}/ (stop it with Ctrl-C; the runs go on)")
 
     try:
-        serve(create_app(found, tokens), host, port, found, ready)
+        serve(create_app(context, tokens), host, port, context, ready)
     except OSError as exc:
-        raise UsageError(f"the monitor cannot listen on {shown}:{port}: {exc.strerror}") from exc
+        raise UsageError(f"the monitor cannot listen on {address}:{port}: {exc.strerror}") from exc

@@ -1,4 +1,4 @@
-"""`dflashq pause`: the workers hand a run's batches back."""
+"""`dflashq pause`: let the workers hand a run's batches back."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import click
 from dflashq.blobs.s3 import Blobs
 from dflashq.cli.session import (
     Session,
-    answer,
     json_option,
     pass_session,
+    print_json,
     reason_option,
     run_argument,
 )
@@ -26,6 +26,6 @@ def pause(session: Session, run: str, reason: str, as_json: bool) -> None:
     """Let the workers hand the batches of RUN back within seconds; finished work stays kept."""
     state = control.pause(Ledger(session.settings), Blobs(session.settings), run, reason)
     if as_json:
-        answer({"run": run, "state": state, "reason": reason})
+        print_json({"run": run, "state": state, "reason": reason})
     else:
         click.echo(f"run {run} is paused; go on with: dflashq resume {run}")

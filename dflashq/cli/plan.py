@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dflashq.cli.session import answer, json_option
+from dflashq.cli.session import json_option, print_json
 from dflashq.cli.text_views import columns
 from dflashq.core.estimates.capacity import GpuPool, LognormalLengths, Plan
 from dflashq.core.estimates.capacity import plan as planned
@@ -21,7 +21,7 @@ RUNNING = 64
 
 
 class GpuParam(click.ParamType[GpuPool]):
-    """One kind of GPU; the rate may be a file that `dflashq bench --json` wrote."""
+    """GPUs of one kind; the rate may be a file that `dflashq bench --json` wrote."""
 
     name = FORM
 
@@ -42,14 +42,14 @@ class GpuParam(click.ParamType[GpuPool]):
         except (ValueError, OSError, KeyError, TypeError) as exc:
             self.fail(f"{value!r} is not {FORM}: {exc}", param, ctx)
         numbers = (gpus.tokens_per_s, gpus.dollars_per_hour)
-        senseless = not all(map(math.isfinite, numbers)) or gpus.tokens_per_s <= 0
-        if senseless or gpus.count < 1 or gpus.running < 1 or gpus.dollars_per_hour < 0:
+        out_of_range = not all(map(math.isfinite, numbers)) or gpus.tokens_per_s <= 0
+        if out_of_range or gpus.count < 1 or gpus.running < 1 or gpus.dollars_per_hour < 0:
             self.fail(f"{value!r} is not {FORM}: a number is out of its range", param, ctx)
         return gpus
 
 
 def _measured(rate: str) -> tuple[float, int]:
-    """Tokens per second and how many run at once: given, or as `bench` measured them."""
+    """(tokens/s, generations at once): as given, or from the file that `bench --json` wrote."""
     if not rate.endswith(".json"):
         return float(rate), RUNNING
     best = json.loads(Path(rate).read_bytes())["best"]
@@ -71,19 +71,19 @@ def plan(
     gpus: tuple[GpuPool, ...],
     as_json: bool,
 ) -> None:
-    """Tell how long a run takes on these GPUs, and what it costs.
+    """Estimate how long a run takes on these GPUs, and what it costs.
 
     Lengths are taken as lognormal, cut at --max-new-tokens. RUNNING is how many generations a GPU
     runs at once (64 unless given); TOKENS_PER_S may be a file that `dflashq bench --json` wrote.
     """
-    found = planned(prompts, LognormalLengths.fit(mean, p90, max_new_tokens), gpus)
+    estimate = planned(prompts, LognormalLengths.fit(mean, p90, max_new_tokens), gpus)
     if as_json:
-        answer(asdict(found))
+        print_json(asdict(estimate))
     else:
-        click.echo("\n".join(plan_lines(found)))
+        click.echo("\n".join(plan_lines(estimate)))
 
 
-def plan_lines(found: Plan) -> list[str]:
+def plan_lines(estimate: Plan) -> list[str]:
     """The shares as a table, and the plan in sentences."""
     rows = [("GPUs", "number", "share", "prompts", "dollars")]
     rows += [
@@ -94,15 +94,16 @@ def plan_lines(found: Plan) -> list[str]:
             f"{s.prompts:,}",
             dollars(s.dollars),
         )
-        for s in found.shares
+        for s in estimate.shares
     ]
-    mean = found.tokens / found.prompts
+    mean = estimate.tokens / estimate.prompts
     return [
         *columns(rows),
         "",
-        f"{counted(found.prompts, 'prompt')}, {found.tokens / 1e6:,.1f} million output tokens "
-        f"({mean:,.0f} a prompt, {found.capped:.2%} cut at the limit): "
-        f"{in_words(found.seconds)}, {dollars(found.dollars)}.",
-        f"The tail counts: {in_words(found.tail_s)} from the last prompt's start to the end. "
-        f"Tokens over rate alone would say {in_words(found.linear_s)}.",
+        f"{counted(estimate.prompts, 'prompt')}, "
+        f"{estimate.tokens / 1e6:,.1f} million output tokens "
+        f"({mean:,.0f} a prompt, {estimate.capped:.2%} cut at the limit): "
+        f"{in_words(estimate.seconds)}, {dollars(estimate.dollars)}.",
+        f"The tail counts: {in_words(estimate.tail_s)} from the last prompt's start to the end. "
+        f"Tokens over rate alone would say {in_words(estimate.linear_s)}.",
     ]

@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal, elsewhere a line now and then."""
+"""Progress on stderr: bars on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ PLAIN_EVERY_S = 5.0
 
 
 class ProgressBars:
-    """Context manager; an instance is called as `bars(what, done, of)`, `of` 0 when unknown."""
+    """Context manager that shows progress.
+
+    An instance is called as `bars(what, done, of)`, with `of` 0 when it is unknown.
+    """
 
     def __init__(self) -> None:
         self._rich: Progress | None = _rich_progress() if sys.stderr.isatty() else None
         self._lines: dict[str, TaskID] = {}
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
         if self._rich is not None:
@@ -31,7 +34,7 @@ class ProgressBars:
         self.stop()
 
     def stop(self) -> None:
-        """Take the bars off, so that what is printed next stands alone. Safe to repeat."""
+        """Remove the bars, so that what is printed next stands alone. Safe to repeat."""
         if self._rich is not None:
             self._rich.stop()
 
@@ -45,8 +48,8 @@ class ProgressBars:
 
     def _plain(self, what: str, done: int, of: int) -> None:
         now = time.monotonic()
-        if now - self._told >= PLAIN_EVERY_S:
-            self._told = now
+        if now - self._printed >= PLAIN_EVERY_S:
+            self._printed = now
             say(f"{what}: {done:,}" + (f" of {of:,}" if of else ""))
 
 

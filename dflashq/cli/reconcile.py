@@ -1,4 +1,4 @@
-"""`dflashq reconcile`: make the ledger say what S3 holds."""
+"""`dflashq reconcile`: make the ledger agree with S3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from dflashq.cli.progress_bars import ProgressBars
-from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.cli.session import Session, json_option, pass_session, print_json, run_argument
 from dflashq.core.humanize import counted
 from dflashq.operations.runs.reconcile import ReconcileResult
 
@@ -30,27 +30,30 @@ def reconcile(session: Session, run: str, quarantine: bool, as_json: bool) -> No
 
     settings = session.settings
     with ProgressBars() as bars:
-        done = rebuild(
-            *(Ledger(settings), Blobs(settings), Hints(settings), run),
+        result = rebuild(
+            Ledger(settings),
+            Blobs(settings),
+            Hints(settings),
+            run,
             quarantine=quarantine,
-            progress=lambda n, of: bars("reading S3", n, of),
+            progress=lambda done, of: bars("reading S3", done, of),
         )
     if as_json:
-        answer(asdict(done))
+        print_json(asdict(result))
     else:
-        click.echo("\n".join(_lines(done)))
-    if done.conflicts:
+        click.echo("\n".join(_lines(result)))
+    if result.conflicts:
         raise SystemExit(1)
 
 
-def _lines(done: ReconcileResult) -> Iterator[str]:
-    if not done.known:
-        yield f"the ledger did not know run {done.run}: it does now ({done.state})"
-    yield f"{counted(len(done.adopted), 'batch')} entered the done-set from S3"
-    if done.forgotten:
-        yield f"without an object, pending again: {', '.join(done.forgotten)}"
-    yield f"{counted(done.added, 'batch')} put back to work"
-    for batch, where in done.quarantined.items():
+def _lines(result: ReconcileResult) -> Iterator[str]:
+    if not result.known:
+        yield f"the ledger did not know run {result.run}: it does now ({result.state})"
+    yield f"{counted(len(result.adopted), 'batch')} entered the done-set from S3"
+    if result.forgotten:
+        yield f"without an object, pending again: {', '.join(result.forgotten)}"
+    yield f"{counted(result.added, 'batch')} put back to work"
+    for batch, where in result.quarantined.items():
         yield f"{batch}: its foreign object is now {where}; the batch runs again"
-    for batch, why in done.conflicts.items():
+    for batch, why in result.conflicts.items():
         yield f"{batch}: {why} (move it aside with --quarantine)"

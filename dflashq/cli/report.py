@@ -1,4 +1,4 @@
-"""`dflashq report`: what a run's samples are like."""
+"""`dflashq report`: the samples of a run in numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dflashq.cli.progress_bars import ProgressBars
-from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument, say
+from dflashq.cli.session import Session, json_option, pass_session, print_json, run_argument, say
 from dflashq.cli.text_views import columns
 from dflashq.core.errors import UsageError
 from dflashq.core.humanize import counted
@@ -20,7 +20,11 @@ BAR = 40
 @click.command()
 @run_argument
 @click.option("--against", metavar="RUN2", help="Compare with another run.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="A page, too.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write a page to this file.",
+)
 @json_option
 @pass_session
 def report(
@@ -43,7 +47,7 @@ def report(
     if html is not None:
         _write(html, runs, compared)
     if as_json:
-        answer(runs[0] if against is None else {"runs": runs, "compared": compared})
+        print_json(runs[0] if against is None else {"runs": runs, "compared": compared})
     elif against is None:
         click.echo("\n".join(_lines(runs[0])))
     else:
@@ -63,35 +67,41 @@ def _write(
     say(f"page: {path}")
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    rejected = sum(found["rejected"].values())
+def _lines(summary: dict[str, Any]) -> Iterator[str]:
+    rejected = sum(summary["rejected"].values())
     yield (
-        f"run {found['run']}: {counted(found['prompts'], 'prompt')}, "
-        f"{found['accepted']:,} accepted, {rejected:,} rejected"
+        f"run {summary['run']}: {counted(summary['prompts'], 'prompt')}, "
+        f"{summary['accepted']:,} accepted, {rejected:,} rejected"
     )
-    if found["missing"]:
-        first = found["missing"][0]
-        yield f"not committed yet: {counted(len(found['missing']), 'batch')} (the first: {first})"
-    yield from _table("rejected", found["rejected"])
-    yield from _table("finish reason", found["finish_reasons"])
+    if summary["missing"]:
+        first = summary["missing"][0]
+        yield f"not committed yet: {counted(len(summary['missing']), 'batch')} (the first: {first})"
+    yield from _table("rejected", summary["rejected"])
+    yield from _table("finish reason", summary["finish_reasons"])
     yield ""
     yield from columns(
-        [("tokens", "mean", "median", "P90", "P99", "max", "in all"), *_lengths(found)]
+        [("tokens", "mean", "median", "P90", "P99", "max", "in all"), *_lengths(summary)]
     )
-    for name, one in found["lengths"].items():
+    for name, lengths in summary["lengths"].items():
         yield ""
         yield f"{name}:"
-        yield from bars(one["histogram"])
+        yield from bars(lengths["histogram"])
     yield ""
-    yield from _groups("domain", found["domains"])
-    yield from _groups("source", found["sources"])
-    yield from _sentences(found)
+    yield from _groups("domain", summary["domains"])
+    yield from _groups("source", summary["sources"])
+    yield from _sentences(summary)
 
 
-def _lengths(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for name, one in found["lengths"].items():
-        numbers = (one["median"], one["p90"], one["p99"], one["max"], one["total"])
-        yield (name, f"{one['mean']:,.1f}", *(f"{number:,}" for number in numbers))
+def _lengths(summary: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, lengths in summary["lengths"].items():
+        numbers = (
+            lengths["median"],
+            lengths["p90"],
+            lengths["p99"],
+            lengths["max"],
+            lengths["total"],
+        )
+        yield (name, f"{lengths['mean']:,.1f}", *(f"{number:,}" for number in numbers))
 
 
 def _table(what: str, counts: dict[str, int]) -> list[str]:
@@ -104,28 +114,31 @@ def _groups(what: str, groups: dict[str, Any]) -> list[str]:
     head = (what, "accepted", "rejected", "output tokens", "mean", "median")
     rows = [
         (
-            *(name or "(none)", f"{one['accepted']:,}", f"{one['rejected']:,}"),
-            *(f"{one['output_tokens']:,}", f"{one['mean_output']:,.1f}"),
-            f"{one['median_output']:,}",
+            name or "(none)",
+            f"{group['accepted']:,}",
+            f"{group['rejected']:,}",
+            f"{group['output_tokens']:,}",
+            f"{group['mean_output']:,.1f}",
+            f"{group['median_output']:,}",
         )
-        for name, one in groups.items()
+        for name, group in groups.items()
     ]
     return [*columns([head, *rows]), ""]
 
 
-def _sentences(found: dict[str, Any]) -> Iterator[str]:
-    common = found["commonest_output"]
+def _sentences(summary: dict[str, Any]) -> Iterator[str]:
+    common = summary["commonest_output"]
     yield (
         f"the commonest output length is {common['length']:,} tokens: {common['share']:.1%} of "
         "generations"
     )
     for key, what in (("repeated_outputs", "outputs, id for id"), ("repeated_answers", "answers")):
-        one = found[key]
-        yield f"came before: {one['repeated']:,} {what} ({one['share']:.2%})"
-    for one in found["repeated_answers"]["most"]:
-        yield f"  {one['times']:,} times: {one['text']!r}"
-    if found["accept_length"]:
-        yield f"accept length {found['accept_length']:.2f} tokens a step"
+        texts = summary[key]
+        yield f"came before: {texts['repeated']:,} {what} ({texts['share']:.2%})"
+    for repeated in summary["repeated_answers"]["most"]:
+        yield f"  {repeated['times']:,} times: {repeated['text']!r}"
+    if summary["accept_length"]:
+        yield f"accept length {summary['accept_length']:.2f} tokens a step"
 
 
 def bars(histogram: list[list[int]]) -> list[str]:

@@ -1,11 +1,11 @@
-"""`dflashq resume`: a paused run goes on."""
+"""`dflashq resume`: let a paused run go on."""
 
 from __future__ import annotations
 
 import click
 
 from dflashq.blobs.s3 import Blobs
-from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.cli.session import Session, json_option, pass_session, print_json, run_argument
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.monitoring.insights import run_view
 from dflashq.operations.monitoring.worker_view import worker_views
@@ -17,7 +17,7 @@ from dflashq.operations.runs import control
 @click.option(
     "--accept",
     is_flag=True,
-    help="Take the rejections as they are, or go on without a dead canary; it is recorded.",
+    help="Accept the rejections as they are, or go on without a dead canary; it is recorded.",
 )
 @json_option
 @pass_session
@@ -29,10 +29,10 @@ def resume(session: Session, run: str, accept: bool, as_json: bool) -> None:
     """
     settings = session.settings
     ledger = Ledger(settings)
-    done = control.resume(ledger, Blobs(settings), Hints(settings), run, accept=accept)
+    result = control.resume(ledger, Blobs(settings), Hints(settings), run, accept=accept)
     if as_json:
-        answer({"run": run, "state": done.state, "clause": done.clause})
+        print_json({"run": run, "state": result.state, "clause": result.clause})
         return
     view = run_view(ledger.status(run), worker_views(ledger.workers()))
-    click.echo(f"run {run} is active again: {done.clause}")
+    click.echo(f"run {run} is active again: {result.clause}")
     click.echo(f"{view.sentence}\nSee how it goes: dflashq watch {run}")

@@ -1,4 +1,4 @@
-"""The group `dflashq`: loads the command that is called, ends every error in a sentence."""
+"""The group `dflashq`: loads the command that is called, prints every error as a sentence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dflashq.core.errors import DflashqError
 
 COMMANDS = {
     "enqueue": "Read prompt files and give them to the fleet as one run.",
-    "status": "Tell how the runs and the workers fare.",
+    "status": "Show the progress of all runs and the workers.",
     "watch": "Show a run as it goes, until it is finished.",
     "monitor": "Serve a page on all runs and workers.",
     "pause": "Let the workers hand a run's batches back.",
     "resume": "Go on with a paused run.",
     "cancel": "End a run for good.",
     "verify": "Prove from S3 that every prompt has exactly one place.",
-    "report": "Tell what a run's samples are like.",
+    "report": "Show a run's samples in numbers: lengths, verdicts, duplicates.",
     "show": "Print one sample and where it came from.",
     "rows": "Write a run's training rows, as Parquet on S3.",
     "export": "Write a run's samples in the form that a trainer reads.",
@@ -32,11 +32,11 @@ COMMANDS = {
     "backfill": "Run again what failed: dead batches, or rejected prompts.",
     "checks": "Show what a generation is rejected for, and the thresholds.",
     "reconcile": "Rebuild a run in Redis from S3.",
-    "profile": "Show an engine profile, or hold it against an engine.",
+    "profile": "Show an engine profile, or check an engine against it.",
     "doctor": "Check Redis, S3, engine, model and machine.",
     "host": "Set up a GPU host; start its workers.",
     "bench": "Measure an engine with prompts of a run.",
-    "plan": "Tell days and dollars of a run on given GPUs.",
+    "plan": "Estimate days and dollars of a run on given GPUs.",
     "local": "Run Redis and S3 on this machine.",
 }
 FAILED, BUG, INTERRUPTED = 1, 3, 130
@@ -69,39 +69,39 @@ class Root(click.Group):
             say(f"\ninterrupted. {session.interrupted}")
             ctx.exit(INTERRUPTED)
         except DflashqError as exc:
-            _tell(exc, session, ctx)
+            _report_failure(exc, session, ctx)
         except Exception as exc:
-            # A reader that went away (`| head`) is click's to handle.
+            # A closed pipe (`| head`) is handled by click.
             if isinstance(exc, OSError) and exc.errno == errno.EPIPE:
                 raise
-            _tell_bug(exc, session, ctx)
+            _report_bug(exc, session, ctx)
 
 
-def _tell(exc: DflashqError, session: Session, ctx: click.Context) -> NoReturn:
-    """An expected failure: its sentence, and its exit code."""
+def _report_failure(exc: DflashqError, session: Session, ctx: click.Context) -> NoReturn:
+    """An expected failure: print its sentence, exit with its code."""
     if session.debug:
         say(traceback.format_exc())
     say(f"dflashq {ctx.invoked_subcommand or ''}: {exc}")
     ctx.exit(exc.exit_code)
 
 
-def _tell_bug(exc: Exception, session: Session, ctx: click.Context) -> NoReturn:
-    """An unexpected failure: a sentence, and where its traceback is."""
+def _report_bug(exc: Exception, session: Session, ctx: click.Context) -> NoReturn:
+    """An unexpected failure: print a sentence, and where its traceback is."""
     text = "".join(traceback.format_exception(exc))
-    where = None if session.debug else _written(text, session)
-    if where is None:
+    file = None if session.debug else _write_bug_log(text, session)
+    if file is None:
         say(text)
     tail = f": {exc}" if str(exc) else ""
     say(
         f"dflashq {ctx.invoked_subcommand or ''}: this is a bug in dflashq, not your mistake "
         f"({type(exc).__name__}{tail}). Please report it"
-        + (f" with {where}." if where else " with the text above.")
+        + (f" with {file}." if file else " with the text above.")
     )
     ctx.exit(BUG)
 
 
-def _written(text: str, session: Session) -> Path | None:
-    """The traceback in a file, or None when it cannot be written."""
+def _write_bug_log(text: str, session: Session) -> Path | None:
+    """Write the traceback to a file; returns its path, None when it cannot be written."""
     try:
         folder = session.settings.state_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _written(text: str, session: Session) -> Path | None:
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dflashq")
-@click.option("-v", "verbose", count=True, help="Tell more; twice tells everything.")
+@click.option("-v", "verbose", count=True, help="Log what dflashq does; twice: also its libraries.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context
 def root(ctx: click.Context, verbose: int, debug: bool) -> None:

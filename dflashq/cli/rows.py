@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from dflashq.cli.progress_bars import ProgressBars
-from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.cli.session import Session, json_option, pass_session, print_json, run_argument
 from dflashq.core.humanize import counted
 from dflashq.operations.results.rows import RowsResult
 
@@ -35,7 +35,7 @@ def rows(session: Session, run: str, hint: bool, as_json: bool) -> None:
         with ProgressBars() as bars:
             made = make_rows(blobs, run, lambda done, of: bars("writing rows", done, of))
     if as_json:
-        answer(asdict(made))
+        print_json(asdict(made))
     else:
         click.echo("\n".join(_lines(made)))
 

@@ -1,4 +1,4 @@
-"""What every command shares: settings, output on the right stream, common options."""
+"""What the commands share: settings, output to stdout and stderr, common options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING_CHANGED = "Nothing was changed."
 
 @dataclass
 class Session:
-    """One call of `dflashq`. `interrupted` is what Ctrl-C says now: what stands, what to do."""
+    """One call of `dflashq`. `interrupted` is what Ctrl-C prints: what stands, and what to do."""
 
     debug: bool = False
     verbose: int = 0
@@ -30,23 +30,23 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings, read at first use; ConfigError names what is wrong."""
+        """The settings, read at the first use; ConfigError names what is wrong."""
         from dflashq import config  # noqa: PLC0415 - `--help` reads none
 
         return config.load()
 
     def start_logging(self) -> None:
-        """Warnings only; -v tells what dflashq does, -vv what its libraries do."""
+        """Log warnings to stderr; with -v what dflashq does, with -vv also its libraries."""
         logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger().setLevel(logging.DEBUG if self.verbose > 1 else logging.WARNING)
         if not self.verbose:
-            # A command tells an outage itself, in the sentence that it ends with.
+            # A command that fails for an outage says so itself, in the sentence that it ends with.
             logging.getLogger(_OUTAGES).setLevel(logging.CRITICAL)
         if self.verbose == 1:
             logging.getLogger("dflashq").setLevel(logging.INFO)
 
-    def tell_outages(self) -> None:
-        """For a command that goes on through outages of Redis: they are told as they come."""
+    def log_outages(self) -> None:
+        """Log outages of Redis as they come: for a command that goes on through them."""
         logging.getLogger(_OUTAGES).setLevel(logging.NOTSET)
 
 
@@ -64,7 +64,7 @@ def reason_option(command: Command) -> Command:
 
 
 def run_argument(command: Command) -> Command:
-    """The RUN of most commands, refused in a sentence when it cannot be a run's name."""
+    """The RUN of most commands; a usage error for a name that no run can have."""
     return click.argument("run", metavar="RUN", callback=_run_name)(command)
 
 
@@ -82,13 +82,13 @@ def _run_name(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 optional_run_argument = click.argument("run", metavar="[RUN]", required=False, callback=_run_name)
 
 
-def answer(value: dict[str, Any]) -> None:
-    """The one JSON object of `--json`."""
+def print_json(value: dict[str, Any]) -> None:
+    """Print the one JSON object of `--json`."""
     click.echo(json.dumps(value, ensure_ascii=False, indent=1, default=str))
 
 
-def answer_with_rows(value: dict[str, Any], name: str, rows: Iterable[dict[str, Any]]) -> None:
-    """The same with a list of any length under `name`, one row a line, never held in memory."""
+def print_json_with_rows(value: dict[str, Any], name: str, rows: Iterable[dict[str, Any]]) -> None:
+    """The same, with `rows` as a list under `name`: one row a line, never all in memory."""
     head = json.dumps(value, ensure_ascii=False, indent=1, default=str).removesuffix("\n}")
     click.echo(f'{head},\n "{name}": [', nl=False)
     for number, row in enumerate(rows):
@@ -97,5 +97,5 @@ def answer_with_rows(value: dict[str, Any], name: str, rows: Iterable[dict[str, 
 
 
 def say(text: str) -> None:
-    """A line for a person, on stderr."""
+    """Print a line for a person to stderr."""
     click.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""`dflashq show`: one sample to read, its ids and where it came from."""
+"""`dflashq show`: one sample to read, its ids and its origin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.cli.session import Session, json_option, pass_session, print_json, run_argument
 
 if TYPE_CHECKING:
     from dflashq.operations.results.show import SampleDetails
@@ -29,26 +29,26 @@ def show(session: Session, run: str, index: int, ids: bool, as_json: bool) -> No
     from dflashq.blobs.s3 import Blobs  # noqa: PLC0415 - seconds that --help need not pay
     from dflashq.operations.results.show import show as read  # noqa: PLC0415
 
-    found = read(Blobs(session.settings), run, index)
+    details = read(Blobs(session.settings), run, index)
     if as_json:
-        answer(
+        print_json(
             {
-                "batch": found.batch,
-                "sample": found.sample,
-                "spec": found.spec,
-                "engines": found.engines,
+                "batch": details.batch,
+                "sample": details.sample,
+                "spec": details.spec,
+                "engines": details.engines,
             }
         )
     else:
-        click.echo("\n".join(_lines(found, everything=ids)))
+        click.echo("\n".join(_lines(details, everything=ids)))
 
 
-def _lines(found: SampleDetails, *, everything: bool) -> Iterator[str]:
-    sample = found.sample
+def _lines(details: SampleDetails, *, everything: bool) -> Iterator[str]:
+    sample = details.sample
     verdict = "accepted"
     if "reason" in sample:
         verdict = f"rejected as {sample['reason']}: {sample['detail']}"
-    yield f"index {sample['index']} (id {sample['id']}) of {found.batch}: {verdict}"
+    yield f"index {sample['index']} (id {sample['id']}) of {details.batch}: {verdict}"
     yield f"source {sample['source'] or '(none)'}, domain {sample['domain'] or '(none)'}"
     if sample["tools"]:
         yield f"tools: {sample['tools']}"
@@ -57,7 +57,7 @@ def _lines(found: SampleDetails, *, everything: bool) -> Iterator[str]:
     yield ""
     for turn, generation in enumerate(sample["generations"]):
         yield from _generation(sample, turn, generation, everything=everything)
-    yield from _provenance(found)
+    yield from _provenance(details)
 
 
 def _message(message: dict[str, Any]) -> Iterator[str]:
@@ -83,7 +83,10 @@ def _generation(
 
 
 def ids_line(prompt: list[int], output: list[int], thought: int, around: int | None) -> str:
-    """`… 8 9 | 20 21 … 30 || 40 … 2`: so many ids on each side of a boundary, None for all."""
+    """`… 8 9 | 20 21 … 30 || 40 … 2`: `around` ids on each side of a boundary, None for all.
+
+    `thought` is the number of output ids that are thinking.
+    """
     parts = [_some(prompt, around, head=False)]
     if thought:
         parts += ["|", _some(output[:thought], around), "||", _some(output[thought:], around)]
@@ -99,24 +102,24 @@ def _some(ids: list[int], around: int | None, *, head: bool = True) -> str:
     return " ".join([*map(str, first), "…", *map(str, ids[-around:])])
 
 
-def _provenance(found: SampleDetails) -> Iterator[str]:
-    sampling = ", ".join(f"{name} {value}" for name, value in found.spec["sampling"].items())
+def _provenance(details: SampleDetails) -> Iterator[str]:
+    sampling = ", ".join(f"{name} {value}" for name, value in details.spec["sampling"].items())
     yield ""
-    spec = found.spec
+    spec = details.spec
     yield f"model {spec['model']} at {spec['revision']}, thinking {spec['thinking']}"
     yield f"sampling: {sampling}"
-    yield f"attempt {found.sample['attempt']}"
-    for turn, generation in enumerate(found.sample["generations"]):
+    yield f"attempt {details.sample['attempt']}"
+    for turn, generation in enumerate(details.sample["generations"]):
         engine = generation["engine"] or "(none)"
         yield (
             f"turn {turn}: engine {engine}, {generation['latency_s']:.1f} s, accept length "
             f"{generation['spec_accept_length']:.2f}"
         )
-    for name, engine in found.engines.items():
+    for name, engine in details.engines.items():
         profile, report = engine.get("profile", {}), engine.get("server_info", {})
         yield f"engine {name}: profile {profile.get('name')}, version {report.get('version')}"
         for key in ("tokenizer_sha256", "template_sha256"):
             yield f"  {key} {engine.get(key)}"
-    lost = {g["engine"] for g in found.sample["generations"]} - set(found.engines)
+    lost = {g["engine"] for g in details.sample["generations"]} - set(details.engines)
     for name in sorted(lost - {""}):
         yield f"engine {name}: its record is not on S3"

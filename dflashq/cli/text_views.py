@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from dflashq.core.estimates.rate import in_words
+from dflashq.core.states import RunState
 from dflashq.ledger import Ledger
 from dflashq.ledger.models import RunStatus
 from dflashq.operations.monitoring.insights import RunView, run_view
@@ -18,7 +19,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """A run with its batches that need a look: leased ones, and the stories of the dead."""
+    """A run with its leased batches, the stories of its dead batches, and the workers."""
 
     status: RunStatus
     view: RunView
@@ -34,8 +35,8 @@ class RunDetails:
             {"batch": name, "reason": why, "story": self.stories.get(name, [])}
             for name, why in sorted(self.status.dead.items())
         ]
-        found = self.view.to_json() | {"leased_batches": leased, "dead_batches": dead}
-        return found | {"workers": [asdict(w) for w in self.workers]}
+        row = self.view.to_json() | {"leased_batches": leased, "dead_batches": dead}
+        return row | {"workers": [asdict(w) for w in self.workers]}
 
     def measured(self, per_s: float) -> Self:
         """The same with a measured speed in place of the announced one."""
@@ -43,7 +44,7 @@ class RunDetails:
 
 
 def read_details(ledger: Ledger, run: str) -> RunDetails:
-    """A run as it stands now; blocks on Redis. UnknownRunError when there is none."""
+    """A run as it is now. Blocks on Redis. UnknownRunError when there is none, LedgerError."""
     status = replace(ledger.status(run), refusal=ledger.refusal())
     workers = worker_views(ledger.workers())
     stories = {
@@ -66,20 +67,20 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def runs_lines(views: Iterable[RunView]) -> list[str]:
-    """One line a run, and under it how it goes."""
+    """The runs as a table, one line a run."""
     head = ("run", "state", "done", "leased", "pending", "dead", "settled", "accepted", "rejected")
     rows: list[tuple[str, ...]] = [(*head, "tokens", "age")]
     for v in views:
         counts = (v.leased, v.pending + v.waiting, v.dead)
         settled = (f"{v.settled:,}/{v.prompts:,}", f"{v.accepted:,}", f"{v.rejected:,}")
-        state = "finished" if v.finished and v.state == "active" else v.state
+        state = "finished" if v.finished and v.state == RunState.ACTIVE else v.state
         numbers = (f"{v.done:,}/{v.total:,}", *(f"{n:,}" for n in counts), *settled)
         rows.append((v.name, state, *numbers, f"{v.output_tokens:,}", in_words(v.age_s)))
     return columns(rows)
 
 
 def workers_lines(workers: Sequence[WorkerView]) -> list[str]:
-    """One line a worker."""
+    """The workers as a table, one line a worker, and what keeps them under it."""
     if not workers:
         return ["no worker is up: celery -A workers worker"]
     rows = [("worker", "engine", "in flight", "batches", "tokens/s", "heard of")]

@@ -1,4 +1,4 @@
-"""`dflashq validate`: a look at training data that others made."""
+"""`dflashq validate`: check training data from any source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from dflashq.cli.progress_bars import ProgressBars
 from dflashq.cli.report import bars as histogram
-from dflashq.cli.session import answer, json_option
+from dflashq.cli.session import json_option, print_json
 from dflashq.cli.text_views import columns
 from dflashq.core.humanize import counted
 from dflashq.core.training_data.dataset_checks import KINDS
@@ -61,7 +61,7 @@ def validate(
     """
     markers = None if tokenizer is None else read_markers(tokenizer)
     with ProgressBars() as bars:
-        found = examine(
+        report = examine(
             path,
             markers=markers,
             min_supervised=min_supervised,
@@ -69,31 +69,31 @@ def validate(
             progress=lambda done, of: bars("reading files", done, of),
         )
     if as_json:
-        answer(found.to_json())
+        print_json(report.to_json())
     else:
-        click.echo("\n".join(_lines(found, with_markers=markers is not None)))
-    if found.failed:
+        click.echo("\n".join(_lines(report, with_markers=markers is not None)))
+    if report.failed:
         raise SystemExit(1)
 
 
-def _lines(found: DatasetReport, *, with_markers: bool) -> Iterator[str]:
-    shapes = ", ".join(f"{count:,} {shape}" for shape, count in found.shapes.most_common())
-    yield f"{counted(found.rows, 'row')} in {counted(len(found.files), 'file')}: {shapes}"
+def _lines(report: DatasetReport, *, with_markers: bool) -> Iterator[str]:
+    shapes = ", ".join(f"{count:,} {shape}" for shape, count in report.shapes.most_common())
+    yield f"{counted(report.rows, 'row')} in {counted(len(report.files), 'file')}: {shapes}"
     rows = [
-        (kind, f"{found.kinds[kind]:,}", f"{found.share(kind):.2%}", f"{found.limits[kind]:.0%}")
+        (kind, f"{report.kinds[kind]:,}", f"{report.share(kind):.2%}", f"{report.limits[kind]:.0%}")
         for kind in KINDS
-        if found.kinds[kind]
+        if report.kinds[kind]
     ]
     if rows:
         yield ""
         yield from columns([("kind", "rows", "share", "limit"), *rows])
-    for kind in found.failed:
-        places = ", ".join(found.examples.get(kind, []))
+    for kind in report.failed:
+        places = ", ".join(report.examples.get(kind, []))
         yield f"FAILED {kind}: {KINDS[kind]}" + (f" ({places})" if places else "")
-    length, share = found.lengths.most_common()
+    length, share = report.lengths.most_common()
     yield ""
-    yield f"{share:.0%} of rows have a length of exactly {length:,} {found.unit}"
-    yield from histogram([list(one) for one in found.lengths.histogram()])
-    if found.shapes["tokens"] and not with_markers:
+    yield f"{share:.0%} of rows have a length of exactly {length:,} {report.unit}"
+    yield from histogram([list(bucket) for bucket in report.lengths.histogram()])
+    if report.shapes["tokens"] and not with_markers:
         yield "without --tokenizer the ends and the think tags of token rows are not checked"
-    yield "failed" if found.failed else "passed: no kind is above its limit"
+    yield "failed" if report.failed else "passed: no kind is above its limit"

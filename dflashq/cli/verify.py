@@ -1,4 +1,4 @@
-"""`dflashq verify`: the proof, from S3 alone."""
+"""`dflashq verify`: prove from S3 alone that a run is whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.cli.progress_bars import ProgressBars
-from dflashq.cli.session import Session, answer, json_option, pass_session, run_argument
+from dflashq.cli.session import Session, json_option, pass_session, print_json, run_argument
 from dflashq.core.humanize import counted
 from dflashq.operations.results.verify import VerifyReport
 from dflashq.operations.results.verify import verify as prove
@@ -31,7 +31,7 @@ def verify(session: Session, run: str, as_json: bool) -> None:
             Blobs(session.settings), run, lambda done, of: bars("verifying batches", done, of)
         )
     if as_json:
-        answer(asdict(report) | {"clean": report.clean})
+        print_json(asdict(report) | {"clean": report.clean})
     else:
         click.echo("\n".join(_lines(report)))
     if not report.clean:
@@ -47,10 +47,10 @@ def _lines(report: VerifyReport) -> Iterator[str]:
         f"{sum(report.rejected.values()):,} rejected" + (f" ({rejected})" if rejected else "")
     )
     yield f"{report.output_tokens:,} output tokens"
-    for title, found in (("wrong", report.problems), ("missing", report.missing)):
-        yield from (f"{title}: {sentence}" for sentence in found[:SHOWN])
-        if len(found) > SHOWN:
-            yield f"and {len(found) - SHOWN:,} more {title} (--json)"
+    for title, sentences in (("wrong", report.problems), ("missing", report.missing)):
+        yield from (f"{title}: {sentence}" for sentence in sentences[:SHOWN])
+        if len(sentences) > SHOWN:
+            yield f"and {len(sentences) - SHOWN:,} more {title} (--json)"
     if report.clean:
         yield "clean: every index exactly once, every sha256 and fingerprint right"
     else:

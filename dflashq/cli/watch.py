@@ -1,4 +1,4 @@
-"""`dflashq watch`: a run as it goes, until it is finished."""
+"""`dflashq watch`: show a run until it is finished."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dflashq.cli import text_views
 from dflashq.cli.session import Session, pass_session, run_argument, say
 from dflashq.core.errors import LedgerUnreachableError
 from dflashq.core.estimates.rate import RateWindow
+from dflashq.core.states import RunState
 from dflashq.ledger import Ledger
 
 FRAME_S, LINE_S = 1.5, 5.0
@@ -32,7 +33,7 @@ def watch(session: Session, run: str, once: bool) -> None:
         details = _live(ledger, run)
     else:
         details = _plain(ledger, run)
-    if details.status.dead or details.view.state == "cancelled":
+    if details.status.dead or details.view.state == RunState.CANCELLED:
         raise SystemExit(1)
 
 
@@ -43,13 +44,10 @@ class _Watcher:
         self._ledger, self._run = ledger, run
         self._windows: dict[str, RateWindow] = {}
 
-    def look(self) -> text_views.RunDetails:
-        """The run as it stands; blocks on Redis."""
-        details, now, speed = (
-            text_views.read_details(self._ledger, self._run),
-            time.monotonic(),
-            0.0,
-        )
+    def poll(self) -> text_views.RunDetails:
+        """The run as it is now. Blocks on Redis. UnknownRunError, LedgerError."""
+        details = text_views.read_details(self._ledger, self._run)
+        now, speed = time.monotonic(), 0.0
         for worker in details.workers:
             window = self._windows.setdefault(worker.name, RateWindow(SPEED_OVER_S, SPEED_FROM_S))
             window.add(now, worker.output_tokens)
@@ -64,7 +62,7 @@ def _live(ledger: Ledger, run: str) -> text_views.RunDetails:
     from rich.text import Text  # noqa: PLC0415
 
     watcher = _Watcher(ledger, run)
-    details = watcher.look()
+    details = watcher.poll()
     with Live(auto_refresh=False) as screen:
         while True:
             screen.update(Text("\n".join(text_views.run_lines(details))), refresh=True)
@@ -72,28 +70,28 @@ def _live(ledger: Ledger, run: str) -> text_views.RunDetails:
                 return details
             time.sleep(FRAME_S)
             try:
-                details = watcher.look()
+                details = watcher.poll()
             except LedgerUnreachableError as exc:
                 screen.update(Text(f"{exc}"), refresh=True)
 
 
 def _plain(ledger: Ledger, run: str) -> text_views.RunDetails:
     watcher = _Watcher(ledger, run)
-    details = watcher.look()
+    details = watcher.poll()
     while True:
         click.echo(f"{details.view.name}: {details.view.sentence}")
         if details.view.finished:
             return details
-        details = _next_look(watcher, details)
+        details = _next_line(watcher, details)
 
 
-def _next_look(watcher: _Watcher, last: text_views.RunDetails) -> text_views.RunDetails:
-    """The next state worth a line: 5 s later, or at once when the run is finished."""
+def _next_line(watcher: _Watcher, last: text_views.RunDetails) -> text_views.RunDetails:
+    """The run 5 s later, or at once when it is finished."""
     details, until = last, time.monotonic() + LINE_S
     while time.monotonic() < until and not details.view.finished:
         time.sleep(0.5)
         try:
-            details = watcher.look()
+            details = watcher.poll()
         except LedgerUnreachableError as exc:
             say(str(exc))
             time.sleep(max(0.0, until - time.monotonic()))

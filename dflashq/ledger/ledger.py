@@ -19,6 +19,7 @@ from dflashq.core.errors import (
     UnknownRunError,
 )
 from dflashq.core.model import ObjectRef
+from dflashq.core.states import RunState
 from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import queries, scripts, server
 from dflashq.ledger.connection import address, connect, out_of_memory, translated
@@ -79,10 +80,10 @@ class Ledger(WorkerRegistry):
             int(self._call("add", run, *names[i : i + 1000])) for i in range(0, len(names), 1000)
         )
 
-    def set_state(self, run: str, state: str, reason: str) -> str:
+    def set_state(self, run: str, state: str, reason: str) -> RunState:
         """active, paused or cancelled (for good); returns the state that now holds."""
-        now = str(self._call("state", run, state, reason).decode())
-        if now == "unknown":
+        now = RunState(self._call("state", run, state, reason).decode())
+        if now == RunState.UNKNOWN:
             raise UnknownRunError(
                 f"no run named {run!r} is known to the ledger; `dflashq status` lists the runs"
             )
@@ -287,11 +288,11 @@ class Ledger(WorkerRegistry):
         with self._translated("listing the runs"):
             return queries.runs(self._redis)
 
-    def state(self, run: str) -> str:
+    def state(self, run: str) -> RunState:
         """active, paused, cancelled or unknown."""
         with self._translated(f"reading the state of run {run}"):
             value = self._redis.hget(keys.redis_run(run, "run"), "state")
-        return value.decode() if value else "unknown"
+        return RunState(value.decode()) if value else RunState.UNKNOWN
 
     def pending(self, run: str, limit: int = -1) -> list[str]:
         """The pending batches, oldest first: all, or `limit` of them at most."""
@@ -309,7 +310,7 @@ class Ledger(WorkerRegistry):
 
     def claimable(self, run: str) -> list[str]:
         """The pending batches that may be claimed now: all, the canary alone, or none (paused)."""
-        if self.state(run) != "active":
+        if self.state(run) != RunState.ACTIVE:
             return []
         pending, canary = self.pending(run), self.waits_for(run)
         return [batch for batch in pending if batch == canary] if canary else pending

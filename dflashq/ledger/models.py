@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dflashq.core.model import Generation, Verdict
+from dflashq.core.states import BatchState, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,14 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """One batch as the ledger sees it; `state` is pending, leased, done or dead."""
+    """One batch as the ledger has it: pending, leased, done or dead, and its attempts.
+
+    `kept` counts what earlier attempts left of an unfinished batch: generations and verdicts.
+    `reason` is that of a dead batch. The monitor shows as waiting what is behind a canary.
+    """
 
     name: str
-    state: str
+    state: BatchState
     worker: str = ""
     attempts: int = 0
     kept: int = 0
@@ -77,7 +82,7 @@ class RunStatus:
     """
 
     name: str
-    state: str
+    state: RunState
     reason: str
     fingerprint: str
     queue: str
@@ -108,4 +113,4 @@ class RunStatus:
         Batches that an enqueue or a canary still holds back are counted in `batches` alone.
         """
         settled = self.pending == 0 and self.done + len(self.dead) >= self.batches
-        return not self.leased and (settled or self.state == "cancelled")
+        return not self.leased and (settled or self.state == RunState.CANCELLED)

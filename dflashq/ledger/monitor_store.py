@@ -90,7 +90,7 @@ class MonitorStore:
             rows = self._redis.lrange(_series(run, resolution), 0, -1)
         return [json.loads(row) for row in reversed(rows)]
 
-    def tell(self, run: str, events: Sequence[Row]) -> None:
+    def append_events(self, run: str, events: Sequence[Row]) -> None:
         """Append events (`at`: server ms, `kind`, `text`, `who`?), oldest first."""
         if not events:
             return
@@ -107,25 +107,25 @@ class MonitorStore:
             rows = self._redis.lrange(_events(run), 0, limit - 1)
         return [json.loads(row) for row in rows]
 
-    def remember(self, run: str, seen: Row) -> None:
-        """What was seen last, so that another monitor tells only what changed since."""
-        packed = zlib.compress(json.dumps(seen, separators=(",", ":")).encode(), 1)
+    def save_snapshot(self, run: str, snapshot: Row) -> None:
+        """What the feed leads up to, so that another monitor appends only what changed since."""
+        packed = zlib.compress(json.dumps(snapshot, separators=(",", ":")).encode(), 1)
         with self._translated("noting what was seen"):
             self._redis.set(_part(run, "seen", keys.MONITOR_FLEET), packed)
 
-    def remembered(self, run: str) -> Row | None:
-        """What `remember` was told last; None when nothing was."""
+    def load_snapshot(self, run: str) -> Row | None:
+        """The snapshot that was saved last; None when there is none."""
         with self._translated("reading what was seen"):
             packed = self._redis.get(_part(run, "seen", keys.MONITOR_FLEET))
         return None if packed is None else json.loads(zlib.decompress(packed))
 
-    def note_domains(self, run: str, row: Row) -> None:
+    def save_domains(self, run: str, row: Row) -> None:
         """The domains as they were counted last."""
         with self._translated(f"noting the domains of run {run}"):
             self._redis.set(_part(run, "domains", ""), json.dumps(row, ensure_ascii=False))
 
     def domains(self, run: str) -> Row | None:
-        """What `note_domains` was told last."""
+        """The domains that were saved last; None when there are none."""
         with self._translated(f"reading the domains of run {run}"):
             row = self._redis.get(_part(run, "domains", ""))
         return None if row is None else json.loads(row)

@@ -7,6 +7,7 @@ from typing import Any
 
 from dflashq.core import keys, schema
 from dflashq.core.errors import NewerFormatError
+from dflashq.core.states import BatchState, RunState
 from dflashq.ledger.models import BatchStatus, RunStatus
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def _leased(client: Any, run: str, names: list[bytes]) -> list[BatchStatus]:
     return [
         BatchStatus(
             name.decode(),
-            "leased",
+            BatchState.LEASED,
             worker=(got[3 * i] or b"").decode(),
             attempts=int(got[3 * i + 1] or 0),
             kept=max(0, int(got[3 * i + 2]) - 1),
@@ -84,7 +85,7 @@ def _counts(client: Any, run: str, canary: str) -> RunStatus | None:
     waits = canary and row.get("waits_for") == canary
     return RunStatus(
         name=run,
-        state=row["state"],
+        state=RunState(row["state"]),
         reason=row["reason"],
         fingerprint=row["fingerprint"],
         queue=row["queue"],
@@ -117,11 +118,11 @@ def batch_states(client: Any, run: str) -> list[BatchStatus]:
     pending, leased, done, dead, attempts = pipe.execute()
     tries: dict[str, Any] = _text(attempts)
     rows = _leased(client, run, leased)
-    for state, names in (("pending", pending), ("done", done)):
+    for state, names in ((BatchState.PENDING, pending), (BatchState.DONE, done)):
         for name in (raw.decode() for raw in names):
             rows.append(BatchStatus(name, state, attempts=int(tries.get(name, 0))))
     rows += [
-        BatchStatus(b, "dead", attempts=int(tries.get(b, 0)), reason=why)
+        BatchStatus(b, BatchState.DEAD, attempts=int(tries.get(b, 0)), reason=why)
         for b, why in _text(dead).items()
     ]
     return sorted(rows, key=lambda row: keys.parse_batch(row.name))

@@ -1,1 +1,1 @@
-"""The monitor: a page and a JSON API over `operations.observe`."""
+"""The monitor: pages and a JSON API over `operations.monitoring`."""

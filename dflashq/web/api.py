@@ -1,7 +1,8 @@
-"""The JSON API: GETs from the last look (samples from S3), and one POST an action."""
+"""The JSON API: GETs are answered from the last snapshot (samples from S3), POSTs are actions."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from typing import Any
@@ -10,9 +11,10 @@ from flask import Blueprint, Response, g, request
 
 from dflashq.core import keys
 from dflashq.core.errors import DflashqError, UsageError
+from dflashq.core.states import BatchState
 from dflashq.operations.monitoring.snapshot import ObservedRun
 from dflashq.web import payloads
-from dflashq.web.context import doors_of, monitor_of
+from dflashq.web.context import auth_of, monitor_of
 
 api = Blueprint("api", __name__, url_prefix="/api")
 
@@ -20,8 +22,11 @@ SAMPLES_A_PAGE, SAMPLES_AT_MOST = 20, 100
 EVENTS_A_PAGE, EVENTS_AT_MOST = 100, 1000
 
 
-def said(row: dict[str, Any], status: int = 200) -> Response:
-    """A JSON answer; a GET that has not changed since the caller's ETag is a 304."""
+def json_response(row: dict[str, Any], status: int = 200) -> Response:
+    """A JSON response; a 304 for a GET whose content still has the caller's ETag.
+
+    The age of the numbers, `seen`, is added after the ETag is computed, since it always changes.
+    """
     body = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
     if request.method != "GET" or status != 200:
         return Response(body + "\n", status, mimetype="application/json")
@@ -44,23 +49,23 @@ def _number(name: str, fallback: int, most: int = 10**9) -> int:
 
 
 @api.get("/session")
-def who() -> Response:
-    """Who I am, and the CSRF token of my session."""
+def session_info() -> Response:
+    """The name of the caller, and the CSRF token of the session."""
     return Response(
-        json.dumps({"who": g.who, "csrf": doors_of().csrf()}), mimetype="application/json"
+        json.dumps({"who": g.who, "csrf": auth_of().csrf_token()}), mimetype="application/json"
     )
 
 
 @api.get("/runs")
 def runs() -> Response:
     """All runs, those at work first."""
-    return said(payloads.overview(monitor_of().seen()))
+    return json_response(payloads.overview(monitor_of().snapshot()))
 
 
 @api.get("/runs/<run>")
 def one_run(run: str) -> Response:
     """One run in numbers and a sentence."""
-    return said({"run": payloads.run_row(monitor_of().run(run))})
+    return json_response({"run": payloads.run_row(monitor_of().run(run))})
 
 
 @api.get("/runs/<run>/batches")
@@ -69,8 +74,8 @@ def batches(run: str) -> Response:
     state = request.args.get("state", "")
     if state and state not in payloads.STATES:
         raise UsageError(f"state={state!r} is none of {', '.join(payloads.STATES)}")
-    return said(
-        payloads.batches_answer(
+    return json_response(
+        payloads.batches_page(
             monitor_of().run(run),
             state=state,
             reason=request.args.get("reason", ""),
@@ -83,14 +88,14 @@ def batches(run: str) -> Response:
 @api.get("/runs/<run>/batches/<batch>")
 def one_batch(run: str, batch: str) -> Response:
     """One batch with its story: what happened to it, oldest first."""
-    seen = monitor_of().run(run)
-    found = next((b for b in seen.batches if b.name == batch), None)
-    if found is None:
+    observed = monitor_of().run(run)
+    status = next((b for b in observed.batches if b.name == batch), None)
+    if status is None:
         raise UsageError(f"run {run!r} has no batch {batch!r} in the ledger yet")
-    row = payloads.batch_row(found, seen)
-    row["rejects"] = payloads.rejects_of(batch, seen)
+    row = payloads.batch_row(status, observed)
+    row["rejects"] = payloads.rejects_of(batch, observed)
     row["story"] = monitor_of().poller.story(run, batch)
-    return said({"run": run, "batch": row})
+    return json_response({"run": run, "batch": row})
 
 
 @api.get("/runs/<run>/series")
@@ -98,37 +103,37 @@ def series(run: str) -> Response:
     """Numbers over time: `over=hours` (10 s apart) or `over=days` (10 min apart)."""
     monitor_of().run(run)
     long = request.args.get("over", "hours") == "days"
-    return said({"run": run, "points": monitor_of().poller.series(run, long=long)})
+    return json_response({"run": run, "points": monitor_of().poller.series(run, long=long)})
 
 
 @api.get("/runs/<run>/domains")
 def domains(run: str) -> Response:
-    """Shares of domains over a spread of the batches; null before they were counted."""
+    """The domains, counted over a spread of the batches; null before the first count."""
     monitor_of().run(run)
-    return said({"run": run, "counted": monitor_of().poller.domains(run)})
+    return json_response({"run": run, "counted": monitor_of().poller.domains(run)})
 
 
 @api.get("/runs/<run>/events")
 def run_events(run: str) -> Response:
-    """What happened, newest first: the run's events and the fleet's."""
+    """The events of the run and of the fleet, newest first: `limit`."""
     monitor_of().run(run)
     limit = _number("limit", EVENTS_A_PAGE, EVENTS_AT_MOST)
-    return said({"run": run, "events": monitor_of().poller.events(run, limit)})
+    return json_response({"run": run, "events": monitor_of().poller.events(run, limit)})
 
 
 @api.get("/events")
 def fleet_events() -> Response:
-    """What happened to the workers, newest first."""
+    """The events of the fleet, newest first: `limit`."""
     limit = _number("limit", EVENTS_A_PAGE, EVENTS_AT_MOST)
-    return said({"events": monitor_of().poller.events("", limit)})
+    return json_response({"events": monitor_of().poller.events("", limit)})
 
 
 @api.get("/workers")
 def workers() -> Response:
-    """A page of the workers, sick ones first: `run`, `offset`, `limit`."""
-    return said(
-        payloads.workers_answer(
-            monitor_of().seen(),
+    """A page of the workers, those with a problem first: `run`, `offset`, `limit`."""
+    return json_response(
+        payloads.workers_page(
+            monitor_of().snapshot(),
             run=request.args.get("run", ""),
             offset=_number("offset", 0),
             limit=_number("limit", payloads.WORKERS_A_PAGE),
@@ -139,53 +144,53 @@ def workers() -> Response:
 @api.get("/runs/<run>/samples")
 def samples(run: str) -> Response:
     """Samples of one committed batch: `batch`, `verdict` (all, accepted, rejected, a reason)."""
-    seen, verdict = monitor_of().run(run), request.args.get("verdict", "all")
-    able = _batches_with(seen, verdict)
-    batch = _batch_name(request.args.get("batch", "") or (able[-1] if able else ""))
-    row: dict[str, Any] = {"run": run, "batch": batch, "verdict": verdict, "batches": len(able)}
+    verdict = request.args.get("verdict", "all")
+    names = _batches_with(monitor_of().run(run), verdict)
+    batch = _checked_batch_name(request.args.get("batch", "") or (names[-1] if names else ""))
+    row: dict[str, Any] = {"run": run, "batch": batch, "verdict": verdict, "batches": len(names)}
     if not batch:
-        return said(row | {"total": 0, "samples": [], "previous": None, "next": None})
-    heads = [preview.head for preview in monitor_of().samples.sheets(run, batch)]
+        return json_response(row | {"total": 0, "samples": [], "previous": None, "next": None})
+    heads = [preview.head for preview in monitor_of().samples.previews(run, batch)]
     chosen = [head for head in heads if verdict in ("all", head["verdict"], head["reason"])]
     offset = _number("offset", 0)
     limit = max(1, _number("limit", SAMPLES_A_PAGE, SAMPLES_AT_MOST))
     row |= {"total": len(chosen), "offset": offset, "limit": limit}
-    row |= dict(zip(("previous", "next"), _beside(able, batch), strict=True))
-    row["verdicts"] = _tally(heads)
-    return said(row | {"samples": chosen[offset : offset + limit]})
+    row |= dict(zip(("previous", "next"), _neighbours(names, batch), strict=True))
+    row["verdicts"] = _verdict_counts(heads)
+    return json_response(row | {"samples": chosen[offset : offset + limit]})
 
 
-def _batches_with(seen: ObservedRun, verdict: str) -> list[str]:
+def _batches_with(observed: ObservedRun, verdict: str) -> list[str]:
     """Done batches that hold samples of a verdict, in order."""
 
     def holds(batch: str) -> bool:
-        rejects = payloads.rejects_of(batch, seen)
+        rejects = payloads.rejects_of(batch, observed)
         if verdict == "all":
             return True
         if verdict == "accepted":
-            return bool(seen.counts.get(batch, {}).get("accepted"))
+            return bool(observed.counts.get(batch, {}).get("accepted"))
         return any(rejects.values()) if verdict == "rejected" else bool(rejects.get(verdict))
 
-    return [b.name for b in seen.batches if b.state == "done" and holds(b.name)]
+    return [b.name for b in observed.batches if b.state == BatchState.DONE and holds(b.name)]
 
 
-def _beside(names: list[str], name: str) -> tuple[str | None, str | None]:
-    """The batches before and behind one, whether or not it is itself among them."""
+def _neighbours(names: list[str], name: str) -> tuple[str | None, str | None]:
+    """The names before and after `name`, which need not be among them itself."""
     ordered = sorted({*names, name}, key=keys.parse_batch)
-    at = ordered.index(name)
-    before = ordered[at - 1] if at else None
-    return before, ordered[at + 1] if at + 1 < len(ordered) else None
+    place = ordered.index(name)
+    before = ordered[place - 1] if place else None
+    return before, ordered[place + 1] if place + 1 < len(ordered) else None
 
 
-def _batch_name(name: str) -> str:
-    """The same name, or UsageError: what is no batch's name must not become part of a key."""
+def _checked_batch_name(name: str) -> str:
+    """The same name. UsageError for one that no batch can have: it becomes part of a key on S3."""
     try:
         return name and keys.batch_name(*keys.parse_batch(name))
     except ValueError as exc:
         raise UsageError(str(exc)) from None
 
 
-def _tally(heads: list[dict[str, Any]]) -> dict[str, int]:
+def _verdict_counts(heads: list[dict[str, Any]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for head in heads:
         name = head["reason"] or "accepted"
@@ -195,11 +200,11 @@ def _tally(heads: list[dict[str, Any]]) -> dict[str, int]:
 
 @api.get("/runs/<run>/samples/<batch>/<int:index>")
 def one_sample(run: str, batch: str, index: int) -> Response:
-    """One sample whole: messages with their thinking, usage, verdict; no token ids."""
+    """One sample: messages with their thinking, usage, verdict; without token ids."""
     monitor_of().run(run)
-    for preview in monitor_of().samples.sheets(run, _batch_name(batch)):
+    for preview in monitor_of().samples.previews(run, _checked_batch_name(batch)):
         if preview.head["index"] == index:
-            return said({"run": run, "batch": batch, "sample": preview.text()})
+            return json_response({"run": run, "batch": batch, "sample": preview.text()})
     raise UsageError(f"{batch} of run {run!r} holds no index {index}")
 
 
@@ -207,39 +212,38 @@ def one_sample(run: str, batch: str, index: int) -> Response:
 
 
 @api.post("/runs/<run>/<verb>")
-def act(run: str, verb: str) -> Response:
-    """pause, resume, cancel or backfill; the answer has the sentence that the feed has."""
-    asked = request.get_json(silent=True)
-    if not isinstance(asked, dict):
+def run_action(run: str, verb: str) -> Response:
+    """pause, resume, cancel or backfill; `done` is the sentence that the feed has."""
+    body = request.get_json(silent=True)
+    if not isinstance(body, dict):
         raise UsageError("the body is no JSON object")
-    return said({"run": run, "done": _done(run, verb, asked)})
+    return json_response({"run": run, "done": _run_action(run, verb, body)})
 
 
-def _done(run: str, verb: str, asked: dict[str, Any]) -> str:
-    monitor, doer = monitor_of(), str(g.who)
+def _run_action(run: str, verb: str, body: dict[str, Any]) -> str:
+    monitor, actor = monitor_of(), str(g.who)
     monitor.run(run)
-    reason = str(asked.get("reason") or "")
+    reason = str(body.get("reason") or "")
     if verb == "pause":
-        told = monitor.actions.pause(run, doer, reason)
+        sentence = monitor.actions.pause(run, actor, reason)
     elif verb == "resume":
-        told = monitor.actions.resume(run, doer, accept=asked.get("accept") is True)
+        sentence = monitor.actions.resume(run, actor, accept=body.get("accept") is True)
     elif verb == "cancel":
-        if asked.get("confirm") != run:
+        if body.get("confirm") != run:
             raise UsageError('cancel is for good: say "confirm" with the name of the run')
-        told = monitor.actions.cancel(run, doer, reason)
-    elif verb == "backfill" and asked.get("what") == "dead":
-        told = monitor.actions.revive(run, doer)
-    elif verb == "backfill" and asked.get("what") == "rejected":
-        told = monitor.actions.rerun(run, doer, reason or None)
+        sentence = monitor.actions.cancel(run, actor, reason)
+    elif verb == "backfill" and body.get("what") == "dead":
+        sentence = monitor.actions.revive(run, actor)
+    elif verb == "backfill" and body.get("what") == "rejected":
+        sentence = monitor.actions.rerun(run, actor, reason or None)
     else:
         raise UsageError('pause, resume, cancel, or backfill with "what": "dead" or "rejected"')
-    _look_again()
-    return told
+    _refresh()
+    return sentence
 
 
-def _look_again() -> None:
-    try:
-        monitor_of().poller.look()
-    except DflashqError:
-        # It was done; that the numbers are old, the page says by itself.
-        return
+def _refresh() -> None:
+    """Poll now, so that the page shows the effect of an action at once."""
+    # The action was done all the same. Where the poll fails, the page says how old its numbers are.
+    with contextlib.suppress(DflashqError):
+        monitor_of().poller.poll()

@@ -23,7 +23,7 @@ from dflashq.core.errors import (
 from dflashq.operations.hosts.resource_needs import WEB_CONNECTIONS
 from dflashq.operations.monitoring.prometheus import CONTENT_TYPE
 from dflashq.system import gc_tuning, threads
-from dflashq.web.api import api, said
+from dflashq.web.api import api, json_response
 from dflashq.web.auth import Auth, Tokens
 from dflashq.web.context import STREAMS, MonitorContext, monitor_of
 from dflashq.web.pages import pages
@@ -31,7 +31,7 @@ from dflashq.web.sse import stream
 
 log = logging.getLogger(__name__)
 
-# Every live page holds a thread; these are for all other requests.
+# Every live page holds a thread; 12 more are for all other requests.
 THREADS = STREAMS + 12
 _STATUS: tuple[tuple[type[DflashqError], int], ...] = (
     (UnknownRunError, 404),
@@ -44,16 +44,16 @@ _STATUS: tuple[tuple[type[DflashqError], int], ...] = (
 
 
 def create_app(monitor: MonitorContext, tokens: Tokens) -> Flask:
-    """The app of one monitor; its observer is started and stopped by the caller."""
+    """The app of one monitor; the caller starts and stops its poller."""
     app = Flask(__name__)
     app.extensions["dflashq"] = monitor
-    app.extensions["dflashq.doors"] = Auth(app, tokens)
+    app.extensions["dflashq.auth"] = Auth(app, tokens)
     for blueprint in (pages, api, stream):
         app.register_blueprint(blueprint)
     app.add_url_rule("/health", "health", _health)
     app.add_url_rule("/metrics", "metrics", _metrics)
-    app.register_error_handler(DflashqError, _told)
-    app.register_error_handler(HTTPException, _refused)
+    app.register_error_handler(DflashqError, _on_error)
+    app.register_error_handler(HTTPException, _on_http_error)
     return app
 
 
@@ -65,29 +65,30 @@ def _metrics() -> Response:
     return Response(monitor_of().metrics(), content_type=CONTENT_TYPE)
 
 
-def _told(exc: DflashqError) -> BaseResponse | tuple[str, int]:
+def _on_error(exc: DflashqError) -> BaseResponse | tuple[str, int]:
     status = next(code for kind, code in _STATUS if isinstance(exc, kind))
-    return _error(str(exc), status)
+    return _error_response(str(exc), status)
 
 
-def _refused(exc: HTTPException) -> BaseResponse | tuple[str, int]:
-    return _error(exc.description or exc.name, exc.code or 500)
+def _on_http_error(exc: HTTPException) -> BaseResponse | tuple[str, int]:
+    return _error_response(exc.description or exc.name, exc.code or 500)
 
 
-def _error(sentence: str, status: int) -> BaseResponse | tuple[str, int]:
+def _error_response(sentence: str, status: int) -> BaseResponse | tuple[str, int]:
     if request.path.startswith("/api/"):
-        return said({"error": sentence}, status)
+        return json_response({"error": sentence}, status)
     return render_template("error.html", sentence=sentence, status=status), status
 
 
 def serve(
     app: Flask, host: str, port: int, monitor: MonitorContext, ready: Callable[[], None]
 ) -> None:
-    """Answer until SIGTERM or SIGINT; blocks. OSError when the address is taken.
+    """Serve until SIGTERM or SIGINT; blocks. `ready` is called once it listens.
 
-    DflashqError when a thread that it cannot do without has ended: the runs go on without it.
+    OSError when the address is taken. DflashqError when a thread has ended that the monitor cannot
+    do without; the runs do not depend on it.
     """
-    lost: list[str] = []
+    reasons: list[str] = []
     server = create_server(
         app,
         host=host,
@@ -104,8 +105,8 @@ def serve(
         raise SystemExit(0)
 
     def fatal(why: str) -> None:
-        lost.append(why)
-        signal.raise_signal(signal.SIGTERM)  # the main thread hears it, and ends the server
+        reasons.append(why)
+        signal.raise_signal(signal.SIGTERM)  # the main thread handles it and ends the server
 
     signal.signal(signal.SIGTERM, end)
     threads.install_excepthook()
@@ -119,5 +120,5 @@ def serve(
         threads.set_fatal_handler(None)
         monitor.poller.stop()
         server.close()
-    if lost:
-        raise DflashqError(f"the monitor ends: {lost[0]}. The runs go on: start it again")
+    if reasons:
+        raise DflashqError(f"the monitor ends: {reasons[0]}. The runs go on: start it again")

@@ -1,4 +1,4 @@
-"""Who may see the monitor, who did it, and that a request came from our own page."""
+"""Who may use the monitor: tokens, sessions, and protection against forged requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from werkzeug.wrappers import Response as BaseResponse
 
 from dflashq.core.errors import ConfigError, UsageError
 
-SHORTEST_TOKEN = 16
+SHORTEST_TOKEN = 16  # characters
 OPEN_ENDPOINTS = frozenset({"pages.login", "pages.enter", "static", "health"})
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -32,7 +32,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine alone."""
+    """Whether only this machine reaches the address."""
     if host == "localhost":
         return True
     try:
@@ -42,7 +42,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Tokens:
-    """The tokens that open the door, each with a name; none at all means an open door."""
+    """The tokens of a setting `NAME:TOKEN,...` and their owners; without any, none is needed.
+
+    ConfigError for a token that is too short.
+    """
 
     def __init__(self, setting: SecretStr | None) -> None:
         text = setting.get_secret_value().strip() if setting is not None else ""
@@ -63,22 +66,22 @@ class Tokens:
         return bool(self._digests)
 
     def owner(self, token: str) -> str | None:
-        """Whose token it is; every one is compared, in constant time."""
-        given, found = hashlib.sha256(token.encode()).digest(), None
+        """The owner of a token, None for a wrong one; all are compared, in constant time."""
+        given, owner = hashlib.sha256(token.encode()).digest(), None
         for name, digest in self._digests.items():
             if hmac.compare_digest(digest, given):
-                found = name
-        return found
+                owner = name
+        return owner
 
     def secret_key(self) -> bytes:
-        """Signs the cookies: from the tokens, so that a restart of the monitor ends no session."""
+        """The key that signs cookies; it follows from the tokens, so a restart ends no session."""
         if not self._digests:
             return secrets.token_bytes(32)
         return hashlib.sha256(b"dflashq monitor" + b"".join(self._digests.values())).digest()
 
 
-def refuse_open_door(host: str, tokens: Tokens) -> None:
-    """UsageError where the monitor would be open to a network."""
+def refuse_open_network(host: str, tokens: Tokens) -> None:
+    """UsageError where the monitor would listen on a network without a token."""
     if not tokens and not is_loopback(host):
         raise UsageError(
             f"the monitor does not listen on {host} without a token: set DFLASHQ_MONITOR_TOKEN "
@@ -87,7 +90,7 @@ def refuse_open_door(host: str, tokens: Tokens) -> None:
 
 
 class Auth:
-    """Authentication, CSRF and headers of an app."""
+    """Authentication, CSRF protection and security headers of an app."""
 
     def __init__(self, app: Flask, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -101,14 +104,14 @@ class Auth:
         app.before_request(self._check)
         app.after_request(_headers)
 
-    def csrf(self) -> str:
-        """The token that every form and every POST of a page carries."""
+    def csrf_token(self) -> str:
+        """The CSRF token of the session, which every form and every POST of a page carries."""
         if "csrf" not in session:
             session["csrf"] = secrets.token_urlsafe(24)
         return str(session["csrf"])
 
-    def enter(self, token: str) -> bool:
-        """Open a session with a token; False when it is none of ours."""
+    def log_in(self, token: str) -> bool:
+        """Begin a session for the owner of a token; False when it is none of ours."""
         owner = self.tokens.owner(token)
         if owner is None:
             return False
@@ -119,17 +122,18 @@ class Auth:
 
     def _check(self) -> BaseResponse | None:
         g.bearer = False
-        if not self.tokens and not is_loopback(_asked_host()):
-            # A foreign name that leads here is a rebound one: some page on the web asks.
+        if not self.tokens and not is_loopback(_requested_host()):
+            # DNS rebinding: a page on the web has pointed a name of its own at this machine.
             abort(403, "this monitor has no token and answers to 127.0.0.1 and localhost only")
-        refusal = self._who()
+        refusal = self._identify()
         if refusal is not None:
             return refusal
         if request.method not in ("GET", "HEAD", "OPTIONS") and not g.bearer:
-            self._refuse_forged()
+            self._refuse_forged_request()
         return None
 
-    def _who(self) -> BaseResponse | None:
+    def _identify(self) -> BaseResponse | None:
+        """Set `g.who` to the caller's name; returns a refusal where there is none."""
         if not self.tokens:
             g.who = f"somebody at {request.remote_addr}"
             return None
@@ -148,14 +152,14 @@ class Auth:
             )
         return redirect(url_for("pages.login", to=request.full_path.rstrip("?")))
 
-    def _refuse_forged(self) -> None:
+    def _refuse_forged_request(self) -> None:
         given = request.headers.get("X-CSRF-Token") or request.form.get("csrf", "")
         known = session.get("csrf", "")
         if not known or not hmac.compare_digest(str(known).encode(), given.encode()):
             abort(403, "the page is too old to be trusted with this: load it again (CSRF token)")
 
 
-def _asked_host() -> str:
+def _requested_host() -> str:
     return urlsplit(f"//{request.host}").hostname or ""
 
 
@@ -167,6 +171,6 @@ def _headers(response: BaseResponse) -> BaseResponse:
 
 
 def safe_path(path: str) -> str:
-    """A path of this site to go to after the login; anything else becomes the first page."""
+    """The path if it is one of this site, else that of the first page: for after the login."""
     plain = path.startswith("/") and not path.startswith(("//", "/\\"))
     return path if plain and "\n" not in path and "\r" not in path else "/"

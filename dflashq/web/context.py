@@ -1,4 +1,4 @@
-"""What the monitor's views share: the observer, the shelf of samples, the clients."""
+"""What the monitor's views share: the poller, the samples, the actions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from dflashq.operations.monitoring.sample_cache import SampleCache
 from dflashq.operations.monitoring.snapshot import FleetSnapshot, ObservedRun
 from dflashq.web.auth import Auth
 
-STREAMS = 12
-LOOK_AGAIN_S = 0.5
+STREAMS = 12  # live pages at a time
+REPOLL_S = 0.5
 
 
 @dataclass(slots=True)
 class MonitorContext:
-    """One monitor. Streams are bounded, since each takes one of the server's threads.
+    """The parts of one monitor.
 
-    `metrics` gives Prometheus' text.
+    `metrics` returns the text for Prometheus. `streams` is acquired by every live page, since each
+    holds one of the server's threads.
     """
 
     poller: LedgerPoller
@@ -36,42 +37,43 @@ class MonitorContext:
         default_factory=lambda: threading.BoundedSemaphore(STREAMS)
     )
 
-    def seen(self) -> FleetSnapshot:
-        """The last look; LedgerUnreachableError before the first."""
-        seen = self.poller.seen
-        if seen is None:
+    def snapshot(self) -> FleetSnapshot:
+        """The last snapshot; LedgerUnreachableError before the first. Does not block."""
+        snapshot = self.poller.snapshot
+        if snapshot is None:
             raise LedgerUnreachableError(
-                self.poller.trouble or "The monitor has not read the ledger yet: a moment."
+                self.poller.last_error
+                or "The monitor has not read the ledger yet: try again in some seconds."
             )
-        return seen
+        return snapshot
 
     def run(self, name: str) -> ObservedRun:
-        """A run at the last look; UnknownRunError when there is none.
+        """A run in the last snapshot. UnknownRunError, LedgerError.
 
-        One that is not there may have been enqueued a second ago: then it looks again.
+        A run that is missing may have been enqueued since: then this blocks on Redis for a poll.
         """
-        seen = self.seen()
-        if name not in seen.runs and time.monotonic() - seen.at > LOOK_AGAIN_S:
-            seen = self.poller.look()
-        one = seen.runs.get(name)
-        if one is None:
+        snapshot = self.snapshot()
+        if name not in snapshot.runs and time.monotonic() - snapshot.at > REPOLL_S:
+            snapshot = self.poller.poll()
+        observed = snapshot.runs.get(name)
+        if observed is None:
             raise UnknownRunError(f"no run named {name!r} is known to the ledger")
-        return one
+        return observed
 
     def freshness(self) -> dict[str, Any]:
-        """How old the numbers are, and why they are not newer."""
-        seen = self.poller.seen
-        age = None if seen is None else round(time.monotonic() - seen.at, 1)
-        return {"age_s": age, "trouble": self.poller.trouble}
+        """How old the numbers are, and why they are not newer. Does not block."""
+        snapshot = self.poller.snapshot
+        age = None if snapshot is None else round(time.monotonic() - snapshot.at, 1)
+        return {"age_s": age, "trouble": self.poller.last_error}
 
 
 def monitor_of() -> MonitorContext:
-    """The monitor of the app that answers now."""
-    found: MonitorContext = current_app.extensions["dflashq"]
-    return found
+    """The monitor of the app that handles the current request."""
+    monitor: MonitorContext = current_app.extensions["dflashq"]
+    return monitor
 
 
-def doors_of() -> Auth:
-    """The doors of the app that answers now."""
-    found: Auth = current_app.extensions["dflashq.doors"]
-    return found
+def auth_of() -> Auth:
+    """The authentication of the app that handles the current request."""
+    auth: Auth = current_app.extensions["dflashq.auth"]
+    return auth

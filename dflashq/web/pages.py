@@ -1,4 +1,4 @@
-"""The pages: their top comes whole from the server, the rest is filled by the API."""
+"""The pages: the server renders their top, the rest is filled in from the API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dflashq.core.errors import DflashqError
 from dflashq.core.estimates.rate import in_words
 from dflashq.web import payloads
 from dflashq.web.auth import safe_path
-from dflashq.web.context import doors_of, monitor_of
+from dflashq.web.context import auth_of, monitor_of
 
 pages = Blueprint("pages", __name__)
 
@@ -27,20 +27,20 @@ def number(value: float) -> str:
 
 
 @pages.app_context_processor
-def everywhere() -> dict[str, object]:
-    """What every page shows."""
-    auth = doors_of()
-    return {"who": g.get("who"), "csrf": auth.csrf(), "guarded": bool(auth.tokens)}
+def common_values() -> dict[str, object]:
+    """What the templates of all pages may use."""
+    auth = auth_of()
+    return {"who": g.get("who"), "csrf": auth.csrf_token(), "guarded": bool(auth.tokens)}
 
 
 @pages.get("/")
 def overview() -> str:
     """All runs."""
     try:
-        seen = payloads.overview(monitor_of().seen())
+        row = payloads.overview(monitor_of().snapshot())
     except DflashqError as exc:
         return render_template("overview.html", runs=None, waits=str(exc))
-    return render_template("overview.html", runs=seen["runs"], workers=seen["workers"])
+    return render_template("overview.html", runs=row["runs"], workers=row["workers"])
 
 
 @pages.get("/runs/<run>")
@@ -51,9 +51,8 @@ def one_run(run: str) -> str:
 
 @pages.get("/runs/<run>/samples")
 def samples(run: str) -> str:
-    """Samples of a run to read."""
-    one = monitor_of().run(run)
-    return render_template("samples.html", run=payloads.run_row(one))
+    """The samples of a run, to read."""
+    return render_template("samples.html", run=payloads.run_row(monitor_of().run(run)))
 
 
 @pages.get("/workers")
@@ -65,16 +64,16 @@ def workers() -> str:
 @pages.get("/login")
 def login() -> Response | str:
     """The form that asks for the token."""
-    if not doors_of().tokens or g.get("who"):
+    if not auth_of().tokens or g.get("who"):
         return redirect("/")
     return render_template("login.html", to=safe_path(request.args.get("to", "/")), wrong=False)
 
 
 @pages.post("/login")
 def enter() -> Response | tuple[str, int]:
-    """A session for whoever knows a token."""
+    """Begin a session for whoever knows a token."""
     to = safe_path(request.form.get("to", "/"))
-    if doors_of().enter(request.form.get("token", "").strip()):
+    if auth_of().log_in(request.form.get("token", "").strip()):
         return redirect(to)
     return render_template("login.html", to=to, wrong=True), 403
 

@@ -1,8 +1,8 @@
-"""Server-sent events: after every look, what a page shows at its top.
+"""Server-sent events: after every poll, what a page shows at its top.
 
-A stream holds one of the server's threads, so there are at most `STREAMS`; whoever comes later
-gets 503 and asks the API every few seconds instead. A stream ends by itself after a few minutes
-and the browser opens it anew, so that one whose reader is gone does not hold a thread for long.
+A stream holds one of the server's threads, so there are at most `STREAMS`: later ones get a 503,
+and their page asks the API every few seconds instead. A stream ends after a few minutes and the
+browser opens another, so that a stream whose reader is gone does not hold its thread for long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dflashq.web.context import MonitorContext, monitor_of
 
 stream = Blueprint("stream", __name__, url_prefix="/api")
 
-QUIET_S, LIVES_S = 4.0, 300.0
+QUIET_S = 4.0  # at most between two events
+LIFETIME_S = 300.0
 
 
 @stream.get("/stream")
@@ -37,14 +38,14 @@ def events() -> Response:
             {"Retry-After": "60"},
             mimetype="application/json",
         )
-    response = Response(_Looks(monitor, run), mimetype="text/event-stream")
+    response = Response(_Stream(monitor, run), mimetype="text/event-stream")
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Accel-Buffering"] = "no"
     return response
 
 
-class _Looks:
-    """The body of a stream; gives its place back however it ends, begun or not."""
+class _Stream:
+    """The body of a stream; it releases its place among `streams` however it ends, begun or not."""
 
     def __init__(self, monitor: MonitorContext, run: str) -> None:
         self._monitor, self._run, self._held = monitor, run, True
@@ -54,18 +55,18 @@ class _Looks:
         return self._events
 
     def close(self) -> None:
-        """The server calls it at the end, or when the reader is gone."""
+        """Release the place. The server calls it at the end, or when the reader is gone."""
         if self._held:
             self._held = False
             self._monitor.streams.release()
 
     def _each(self) -> Iterator[bytes]:
-        poller, until = self._monitor.poller, time.monotonic() + LIVES_S
+        poller, until = self._monitor.poller, time.monotonic() + LIFETIME_S
         yield b"retry: 2000\n\n"
         while time.monotonic() < until and not poller.stopped:
             yield self._event()
-            seen = poller.seen
-            poller.wait(seen.at if seen is not None else 0.0, QUIET_S)
+            snapshot = poller.snapshot
+            poller.wait(snapshot.at if snapshot is not None else 0.0, QUIET_S)
 
     def _event(self) -> bytes:
         row = {"seen": self._monitor.freshness()}
@@ -73,7 +74,7 @@ class _Looks:
             if self._run:
                 row["run"] = payloads.run_row(self._monitor.run(self._run))
             else:
-                row |= payloads.overview(self._monitor.seen())
+                row |= payloads.overview(self._monitor.snapshot())
         except DflashqError as exc:
             row["error"] = {"sentence": str(exc)}
         return b"event: look\ndata: " + json.dumps(row, ensure_ascii=False).encode() + b"\n\n"

@@ -89,7 +89,7 @@ def main(batches: int, workers: int, times: int, limit_ms: float) -> None:
             f"{batches:,} batches, {workers} workers: filled in {time.monotonic() - began:.0f} s"
         )
         began = time.perf_counter()
-        stage.poller.look()
+        stage.poller.poll()
         click.echo(f"first look: {(time.perf_counter() - began) * 1000:.0f} ms")
         stop = threading.Event()
         worker = threading.Thread(

@@ -47,8 +47,8 @@ class MonitorFixture:
         self.client: FlaskClient = self.app.test_client()
 
     def look(self) -> None:
-        """One turn of the observer's thread."""
-        self.poller.turn()
+        """One turn of the poller's thread."""
+        self.poller.poll_and_record()
 
     def get(self, path: str, **headers: str) -> Any:
         """The JSON of a GET that must succeed."""
@@ -64,7 +64,7 @@ class MonitorFixture:
 
 @contextmanager
 def serving(stage: MonitorFixture) -> Iterator[str]:
-    """The stage behind the real server, its observer at work; the address."""
+    """The stage behind the real server, its poller at work; the address."""
     server = create_server(stage.app, host="127.0.0.1", port=0, threads=THREADS)
     thread = threading.Thread(target=server.run, daemon=True)
     freeze_heap()

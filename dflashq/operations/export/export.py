@@ -1,4 +1,4 @@
-"""Export: the accepted samples of a run in the form that a trainer reads, in resumable shards."""
+"""Export: the accepted samples of a run, in the form that a trainer reads, as resumable shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import quote
 
 from dflashq.blobs.s3 import Blobs
-from dflashq.core import codec
 from dflashq.core.errors import DflashqError, UsageError
 from dflashq.core.humanize import counted
 from dflashq.core.training_data.domain_mix import Key, Mix, Quota
@@ -23,21 +22,24 @@ from dflashq.core.training_data.rows import (
     rows_of,
     truncate_row,
 )
-from dflashq.operations.export.formats import FORMATS, Format, Sample, Shard, packs
-from dflashq.operations.export.manifest import Manifest, Part, open_manifest
+from dflashq.operations.export.formats import FORMATS, Sample, packed_shard
+from dflashq.operations.export.manifest import Manifest, ShardRecord, open_manifest
+from dflashq.operations.export.shards import ShardWriter
 from dflashq.operations.export.targets import Target
 from dflashq.operations.results.samples import CommittedRun, samples, snapshot
 
 Progress = Callable[[str, int, int], None]
-PLAIN, UNNAMED = "train", "unnamed"
+UNNAMED = "unnamed"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to export. Lengths are in ids; `mix` maps domains to weights by supervised tokens.
+    """What to export, and how.
 
-    `over` says what happens to a row longer than `max_length`: `drop`, or `cut` at its end, but
-    never below `floor` supervised ids. `partial` allows a run with uncommitted batches.
+    Lengths are in ids. `over` says what becomes of a row longer than `max_length`: it is dropped,
+    or cut at its end, but never so that fewer than `floor` supervised ids are left. `mix` maps
+    domains to weights by supervised tokens, `mix_tokens` is the sum of its quotas. `partial` allows
+    a run with uncommitted batches. The field names are part of export.json.
     """
 
     run: str
@@ -53,22 +55,27 @@ class Request:
     seed: int = 0
     partial: bool = False
 
-    def spec(self, shot: CommittedRun) -> dict[str, Any]:
-        """What decides the bytes: two exports of one spec are the same."""
-        asked = asdict(self)
-        del asked["partial"]
-        return {**asked, "fingerprint": shot.record.fingerprint, "snapshot": shot.digest}
+    def spec(self, committed: CommittedRun) -> dict[str, Any]:
+        """What decides the bytes: two exports of one spec are the same, byte for byte."""
+        options = asdict(self)
+        del options["partial"]
+        fingerprint = committed.record.fingerprint
+        return {**options, "fingerprint": fingerprint, "snapshot": committed.digest}
 
 
 @dataclass(slots=True)
 class ExportResult:
-    """What an export holds. `short` rows have fewer supervised ids than the floor; they are kept.
+    """What an export holds. The field names are part of the JSON of `dflashq export`.
 
-    `again`: everything was there already.
+    `tokens` counts all ids, `supervised` those that the loss is on. `dropped` and `cut` count rows
+    that were too long, `short` those with fewer supervised ids than the floor, which are kept.
+    `domains` has the counts by domain, `missing` the batches that are not committed. `mix` has the
+    quotas, `scarcest` the domain that limits the others, `left_out` the rows of domains without a
+    share. `again`: nothing was written, since everything was at the target already.
     """
 
     target: str
-    shards: list[Part]
+    shards: list[ShardRecord]
     rows: int
     tokens: int
     supervised: int
@@ -84,26 +91,28 @@ class ExportResult:
 
 
 def export(blobs: Blobs, target: Target, request: Request, progress: Progress) -> ExportResult:
-    """Write the shards that are not there yet. Blocks; safe to repeat and to interrupt.
+    """Write the shards that the target lacks. Blocks; safe to repeat and to interrupt.
 
-    Reads the run twice for a mix. UsageError for options that do not go together and for a target
-    that holds something else; DflashqError for a run that is not finished, unless `partial`.
+    Reads the run from S3, twice for a mix; `progress(what, done, of)` is called after every batch.
+    UsageError for options that do not go together and for a target that holds something else;
+    DflashqError for a run that is not finished, unless `partial`; ConflictError for a damaged
+    object or shard.
     """
-    _refuse(request)
-    shot = snapshot(blobs, request.run)
-    if shot.missing and not request.partial:
+    _check_options(request)
+    committed = snapshot(blobs, request.run)
+    if committed.missing and not request.partial:
         raise DflashqError(
-            f"run {request.run!r} is not finished: {counted(len(shot.missing), 'batch')} not "
-            f"committed (the first is {shot.missing[0]}). --partial exports what there is. "
+            f"run {request.run!r} is not finished: {counted(len(committed.missing), 'batch')} not "
+            f"committed (the first is {committed.missing[0]}). --partial exports what there is. "
             "Nothing was written."
         )
-    manifest = open_manifest(target, request.spec(shot))
+    manifest = open_manifest(target, request.spec(committed))
     if manifest.complete and all(manifest.check(target, n) for n in manifest.shards):
-        return _told(target, manifest, again=True)
-    return _Export(blobs, target, request, shot, manifest, progress).run()
+        return _result(target, manifest, again=True)
+    return _Export(blobs, target, request, committed, manifest, progress).run()
 
 
-def _refuse(request: Request) -> None:
+def _check_options(request: Request) -> None:
     if request.pack is not None and request.to != "parquet":
         raise UsageError(
             "--pack goes with --to parquet alone: the other readers know no boundaries and would "
@@ -128,12 +137,12 @@ class _Export:
         blobs: Blobs,
         target: Target,
         request: Request,
-        shot: CommittedRun,
+        committed: CommittedRun,
         manifest: Manifest,
         progress: Progress,
     ) -> None:
         self._blobs, self._target, self._request = blobs, target, request
-        self._shot, self._manifest, self._progress = shot, manifest, progress
+        self._committed, self._manifest, self._progress = committed, manifest, progress
         self._format = FORMATS[request.to]
         self._writers: dict[str, ShardWriter] = {}
         self._packers: dict[str, Packer] = {}
@@ -141,33 +150,33 @@ class _Export:
         self._domains: dict[str, Counter[str]] = {}
 
     def run(self) -> ExportResult:
-        chosen, mixed = self._mixed()
-        # The first of two passes saw the same rows: what it counted would be counted twice.
+        chosen, mix = self._choose_for_mix()
+        # The pass for the mix counted the same rows.
         self._counts.clear()
         for row, sample in self._rows("exporting batches"):
             if chosen is None or (row.index, row.turn) in chosen:
                 self._write(row, sample)
-        for part, packer in self._packers.items():
+        for folder, packer in self._packers.items():
             for pack in packer.rest():
-                self._writer(part).add(pack.to_json(), len(pack.rows))
+                self._writer(folder).add(pack.to_json(), len(pack.rows))
         for writer in self._writers.values():
             writer.close()
         self._manifest.shards = {
-            part.name: part for writer in self._writers.values() for part in writer.parts
+            record.name: record for writer in self._writers.values() for record in writer.records
         }
         counts = {name: self._counts[name] for name in ("dropped", "cut", "short")}
-        domains = {domain: dict(found) for domain, found in sorted(self._domains.items())}
-        missing = list(self._shot.missing)
-        self._manifest.result = {**counts, "domains": domains, "missing": missing, **mixed}
+        domains = {domain: dict(tally) for domain, tally in sorted(self._domains.items())}
+        missing = list(self._committed.missing)
+        self._manifest.result = {**counts, "domains": domains, "missing": missing, **mix}
         self._manifest.save(self._target)
-        return _told(self._target, self._manifest)
+        return _result(self._target, self._manifest)
 
     def _rows(self, what: str) -> Iterator[tuple[Row, Sample]]:
         """Every row that fits, with its sample, in index order."""
         request = self._request
         longest = request.max_length or request.pack
-        told = partial(self._progress, what)
-        for sample in samples(self._blobs, self._shot, progress=told):
+        progress = partial(self._progress, what)
+        for sample in samples(self._blobs, self._committed, progress=progress):
             for row in rows_of(sample):
                 fit = truncate_row(row, longest, request.over, request.floor)
                 self._counts["dropped"] += fit is None
@@ -175,8 +184,8 @@ class _Export:
                 if fit is not None:
                     yield fit, sample
 
-    def _mixed(self) -> tuple[set[Key] | None, dict[str, Any]]:
-        """The chosen rows (None: all) and what is told of the mix."""
+    def _choose_for_mix(self) -> tuple[set[Key] | None, dict[str, Any]]:
+        """The chosen rows (None: all), and what the result says of the mix."""
         if self._request.mix is None:
             return None, {}
         mix = Mix(self._request.mix, self._request.seed)
@@ -188,92 +197,40 @@ class _Export:
                 "another (`dflashq report` lists them), or give --mix-tokens to do without it."
             )
         chosen, quotas = mix.choose(self._request.mix_tokens)
-        told = {
+        result = {
             "mix": [_quota(quota) for quota in quotas],
             "scarcest": mix.scarcest,
             "left_out": mix.left_out,
         }
-        return chosen, told
+        return chosen, result
 
     def _write(self, row: Row, sample: Sample) -> None:
-        part = _part(row.domain) if self._request.split_by_domain else ""
+        folder = _folder(row.domain) if self._request.split_by_domain else ""
         domain = self._domains.setdefault(row.domain, Counter())
         domain.update(rows=1, tokens=len(row.input_ids), supervised=row.supervised)
         self._counts["short"] += row.supervised < self._request.floor
         if self._request.pack is None:
-            self._writer(part).add(self._format.encode(row, sample), 1, row)
+            self._writer(folder).add(self._format.encode(row, sample), 1, row)
             return
-        packer = self._packers.setdefault(part, Packer(self._request.pack))
+        packer = self._packers.setdefault(folder, Packer(self._request.pack))
         for pack in packer.add(row):
-            self._writer(part).add(pack.to_json(), len(pack.rows))
+            self._writer(folder).add(pack.to_json(), len(pack.rows))
 
-    def _writer(self, part: str) -> ShardWriter:
-        if part not in self._writers:
-            make = self._format.shard if self._request.pack is None else packs
-            self._writers[part] = ShardWriter(
-                self._target, self._manifest, part, self._format, make, self._request.shard_rows
+    def _writer(self, folder: str) -> ShardWriter:
+        if folder not in self._writers:
+            self._writers[folder] = ShardWriter(
+                self._target,
+                self._manifest,
+                folder,
+                self._format,
+                self._format.shard if self._request.pack is None else packed_shard,
+                self._request.shard_rows,
             )
-        return self._writers[part]
+        return self._writers[folder]
 
 
-class ShardWriter:
-    """The shards of one part (a domain, or all), numbered; finished ones are only counted."""
-
-    def __init__(
-        self,
-        target: Target,
-        manifest: Manifest,
-        part: str,
-        kind: Format,
-        make: Callable[[], Shard],
-        shard_rows: int,
-    ) -> None:
-        self._target, self._manifest, self._part, self._kind = target, manifest, part, kind
-        self._make, self._shard_rows = make, shard_rows
-        self._shard: Shard | None = None
-        self.parts: list[Part] = []
-        self._open: Part | None = None
-        self._lines = 0
-
-    def add(self, row: dict[str, Any], rows: int, single: Row | None = None) -> None:
-        """One line of the shard, which stands for so many rows."""
-        part = self._open or self._begin()
-        if self._shard is not None:
-            self._shard.add(row)
-        ids = row["input_ids"] if single is None else single.input_ids
-        part.tokens += len(ids)
-        part.supervised += sum(row["loss_mask"]) if single is None else single.supervised
-        part.rows += rows
-        self._lines += 1
-        if self._lines == self._shard_rows:
-            self.close()
-
-    def _begin(self) -> Part:
-        name = f"{self._part}{PLAIN}-{len(self.parts):05d}.{self._kind.ending}"
-        there = name in self._manifest.shards and self._manifest.check(self._target, name)
-        self._shard = None if there else self._make()
-        self._open, self._lines = Part(name, 0, 0, 0, 0, ""), 0
-        return self._open
-
-    def close(self) -> None:
-        """Write the shard that is open, if any, and record it."""
-        part, shard = self._open, self._shard
-        if part is None:
-            return
-        if shard is None:
-            part = self._manifest.shards[part.name]
-        else:
-            body = shard.close()
-            part.bytes, part.sha256 = len(body), codec.sha256(body)
-            self._target.put_new(part.name, body)
-            self._manifest.shards[part.name] = part
-            self._manifest.save(self._target)
-        self.parts.append(part)
-        self._open = self._shard = None
-
-
-def _part(domain: str) -> str:
-    """A domain as a folder: letters and digits as they are, no way out of the target."""
+def _folder(domain: str) -> str:
+    """A domain as the name of a folder, quoted so that it cannot lead out of the target."""
     name = quote(domain, safe="") or UNNAMED
     return f"%2E{name[1:]}/" if name.startswith(".") else f"{name}/"
 
@@ -282,14 +239,14 @@ def _quota(quota: Quota) -> dict[str, Any]:
     return {**asdict(quota), "short": quota.short}
 
 
-def _told(target: Target, manifest: Manifest, *, again: bool = False) -> ExportResult:
-    parts = list(manifest.shards.values())
+def _result(target: Target, manifest: Manifest, *, again: bool = False) -> ExportResult:
+    records = list(manifest.shards.values())
     return ExportResult(
         target=str(target),
-        shards=parts,
-        rows=sum(part.rows for part in parts),
-        tokens=sum(part.tokens for part in parts),
-        supervised=sum(part.supervised for part in parts),
+        shards=records,
+        rows=sum(record.rows for record in records),
+        tokens=sum(record.tokens for record in records),
+        supervised=sum(record.supervised for record in records),
         again=again,
         **(manifest.result or {}),
     )

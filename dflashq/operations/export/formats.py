@@ -1,4 +1,4 @@
-"""What the trainers read: one row of each format, and the bytes of a shard."""
+"""The formats that trainers read: a row of each, and the bytes of a shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Encode = Callable[[Row, Sample], dict[str, Any]]
 
 
 class Shard(Protocol):
-    """The bytes of one file in the making."""
+    """The bytes of one file, row by row, held in memory until it is closed."""
 
     def add(self, row: dict[str, Any]) -> None: ...
 
@@ -24,7 +24,7 @@ class Shard(Protocol):
 
 
 class JsonLines:
-    """Rows as JSON lines, encoded as they come: as integers they would fill the memory."""
+    """Rows as JSON lines. They are encoded at once: lists of ids would take several times more."""
 
     def __init__(self) -> None:
         self._text = bytearray()
@@ -38,7 +38,10 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One `--to`: its file ending, its shards, and a row of it. `tokens`: rows are exact ids."""
+    """One `--to`: the ending of its files, its shards, and how a row is encoded.
+
+    `tokens`: its rows are exact ids, not text.
+    """
 
     ending: str
     shard: Callable[[], Shard]
@@ -46,20 +49,21 @@ class Format:
     tokens: bool = True
 
 
-def _masked(row: Row, _sample: Sample) -> dict[str, Any]:
-    # No other key: a trainer may take it for an option of the chat template.
+def _ids_and_mask(row: Row, _sample: Sample) -> dict[str, Any]:
+    # No other key: a trainer may take one for an option of the chat template.
     return {"input_ids": row.input_ids, "loss_mask": row.loss_mask}
 
 
-def _whole(row: Row, _sample: Sample) -> dict[str, Any]:
+def _all_columns(row: Row, _sample: Sample) -> dict[str, Any]:
     return row.to_json()
 
 
 def _conversation(row: Row, sample: Sample) -> dict[str, Any]:
-    """The conversation up to this turn, which alone is to be trained on.
+    """The conversation up to this turn, the only one that is trained on.
 
-    Every row has the same keys with the same types, or the loader's guess at a schema breaks on
-    the first that differs. History comes without its thinking, as the model was shown it.
+    Every row has the same keys with the same types: a loader guesses the schema from the first rows
+    and fails on one that differs. Earlier turns come without their thinking, as the model was shown
+    them.
     """
     messages, turns = [], -1
     for message in sample["messages"]:
@@ -84,13 +88,13 @@ def _conversation(row: Row, sample: Sample) -> dict[str, Any]:
 
 
 FORMATS = {
-    "specforge": Format("jsonl", JsonLines, _masked),
-    "speculators": Format("jsonl", JsonLines, _masked),
+    "specforge": Format("jsonl", JsonLines, _ids_and_mask),
+    "speculators": Format("jsonl", JsonLines, _ids_and_mask),
     "conversations": Format("jsonl", JsonLines, _conversation, tokens=False),
-    "parquet": Format("parquet", lambda: parquet.ParquetFile(parquet.ROW_COLUMNS), _whole),
+    "parquet": Format("parquet", lambda: parquet.ParquetFile(parquet.ROW_COLUMNS), _all_columns),
 }
 
 
-def packs() -> Shard:
+def packed_shard() -> Shard:
     """A shard of packed rows."""
     return parquet.ParquetFile(parquet.PACK_COLUMNS)

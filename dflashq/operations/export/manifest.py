@@ -1,4 +1,4 @@
-"""export.json: what an export was asked for and which of its shards are done."""
+"""export.json: the options of an export, and which of its shards are finished."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NAME = "export.json"
 
 
 @dataclass(slots=True)
-class Part:
-    """One finished shard. `tokens` are all ids, `supervised` those that the loss is on."""
+class ShardRecord:
+    """One finished shard. `tokens` counts all ids, `supervised` those that the loss is on."""
 
     name: str
     rows: int
@@ -27,10 +27,10 @@ class Part:
 
 @dataclass(slots=True)
 class Manifest:
-    """The record of one export at its target; `save` after every shard."""
+    """The record of one export at its target, saved after every shard; `result` comes last."""
 
     spec: dict[str, Any]
-    shards: dict[str, Part] = field(default_factory=dict)
+    shards: dict[str, ShardRecord] = field(default_factory=dict)
     result: dict[str, Any] | None = None
 
     @property
@@ -43,27 +43,31 @@ class Manifest:
             "complete": self.complete,
             "spec": self.spec,
             "result": self.result,
-            "shards": [asdict(part) for part in self.shards.values()],
+            "shards": [asdict(record) for record in self.shards.values()],
         }
 
     def save(self, target: Target) -> None:
         target.put(NAME, json.dumps(self.to_json(), ensure_ascii=False, indent=1).encode())
 
     def check(self, target: Target, name: str) -> bool:
-        """Whether a recorded shard is there; ConflictError when it is not what was recorded."""
-        found = target.sha256(name)
-        if found is not None and found != self.shards[name].sha256:
+        """Whether a recorded shard is at the target. Blocks.
+
+        ConflictError when its bytes are not those that were recorded.
+        """
+        sha256 = target.sha256(name)
+        if sha256 is not None and sha256 != self.shards[name].sha256:
             raise ConflictError(
-                f"{name} in {target} is not what {NAME} records (sha256 {found[:12]}…, recorded "
+                f"{name} in {target} is not what {NAME} records (sha256 {sha256[:12]}…, recorded "
                 f"{self.shards[name].sha256[:12]}…). Delete it to have it made anew."
             )
-        return found is not None
+        return sha256 is not None
 
 
 def open_manifest(target: Target, spec: dict[str, Any]) -> Manifest:
-    """The manifest that is there when it is of the same spec, else a new one at an empty target.
+    """The manifest at the target if it is of the same spec, or a new one at an empty target.
 
-    UsageError when another export, or something else, is there: nothing of it is touched.
+    Blocks; safe to repeat. UsageError when the target holds another export or anything else, which
+    is left alone.
     """
     body = target.read(NAME)
     if body is None:
@@ -72,23 +76,23 @@ def open_manifest(target: Target, spec: dict[str, Any]) -> Manifest:
                 f"{target} is not empty and has no {NAME}: give an export a place of its own. "
                 "Nothing was written."
             )
-        made = Manifest(spec)
-        made.save(target)
-        return made
+        manifest = Manifest(spec)
+        manifest.save(target)
+        return manifest
     try:
         row = json.loads(body)
-        parts = {part["name"]: Part(**part) for part in row["shards"]}
-        there, result = row["spec"], row["result"]
+        shards = {shard["name"]: ShardRecord(**shard) for shard in row["shards"]}
+        recorded, result = row["spec"], row["result"]
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{NAME} in {target} is not one of ours. Nothing was written.") from None
-    if there != spec:
-        raise UsageError(_differs(str(target), there, spec))
-    return Manifest(spec, parts, result)
+    if recorded != spec:
+        raise UsageError(_difference(str(target), recorded, spec))
+    return Manifest(spec, shards, result)
 
 
-def _differs(target: str, there: dict[str, Any], asked: dict[str, Any]) -> str:
-    fields = [name for name in {**there, **asked} if there.get(name) != asked.get(name)]
-    rows = "; ".join(f"{n}: there {there.get(n)!r}, asked {asked.get(n)!r}" for n in fields)
+def _difference(target: str, recorded: dict[str, Any], spec: dict[str, Any]) -> str:
+    fields = [name for name in {**recorded, **spec} if recorded.get(name) != spec.get(name)]
+    rows = "; ".join(f"{n}: there {recorded.get(n)!r}, asked {spec.get(n)!r}" for n in fields)
     what = "the run has gained samples since; " if "snapshot" in fields else ""
     return (
         f"{target} holds another export ({what}{rows}). It stands unchanged: use its options to "

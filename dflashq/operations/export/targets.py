@@ -1,4 +1,4 @@
-"""Where an export goes: a folder or a place on S3. Files are whole or absent, never overwritten."""
+"""Where an export goes: a folder, or a prefix on S3. A file is whole or absent at any time."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from dflashq.core.errors import BlobMissingError, ConflictError, DflashqError, U
 
 
 class Target(Protocol):
-    """All methods block. Names are relative, with `/` between folders."""
+    """Where files are written. Names are relative, with `/` between folders.
+
+    All methods block and are safe to repeat. DflashqError when the target cannot be used.
+    """
 
     def read(self, name: str) -> bytes | None:
         """The file, None when it is absent."""
 
     def sha256(self, name: str) -> str | None:
-        """The hash of the file, None when it is absent."""
+        """The hash (hex) of the file, None when it is absent."""
 
     def put_new(self, name: str, body: bytes) -> None:
-        """Write a file; the same one may be there, ConflictError for another."""
+        """Write a file that is absent. ConflictError when one with other bytes exists."""
 
     def put(self, name: str, body: bytes) -> None:
-        """Write a file over whatever is there."""
+        """Write a file, over an older one if there is one."""
 
     def is_empty(self) -> bool:
-        """Whether nothing is there."""
+        """Whether the target holds no file."""
 
 
 def open_target(out: str, settings: Settings) -> Target:
@@ -46,7 +49,7 @@ def open_target(out: str, settings: Settings) -> Target:
 
 
 class LocalFolder:
-    """A folder on this machine; it is made when it is absent."""
+    """A folder on this machine; it is created with the first file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,14 +75,14 @@ class LocalFolder:
             raise _failed(self._path / name, exc) from exc
 
     def put_new(self, name: str, body: bytes) -> None:
-        there = self.sha256(name)
-        if there is None:
+        existing = self.sha256(name)
+        if existing is None:
             self.put(name, body)
-        elif there != codec.sha256(body):
+        elif existing != codec.sha256(body):
             raise _conflict(str(self._path / name))
 
     def put(self, name: str, body: bytes) -> None:
-        """Written beside it, flushed to the disk, renamed: whole or absent, whenever it ends."""
+        """Write a file beside it, flush that to the disk, rename it: never half of it is seen."""
         path = self._path / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +103,7 @@ class LocalFolder:
         if not self._path.exists():
             return True
         try:
-            return all(one.name.startswith(".making-") for one in self._path.iterdir())
+            return all(entry.name.startswith(".making-") for entry in self._path.iterdir())
         except OSError as exc:
             raise _failed(self._path, exc) from exc
 

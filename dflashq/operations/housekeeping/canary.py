@@ -1,4 +1,4 @@
-"""The canary: judged from its committed object, whoever wrote it; without a judgement, a pause."""
+"""The canary of a run is judged from its committed object; the run goes on or is paused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from dflashq.core.quality_guard import (
     lost_canary,
     unreadable_canary,
 )
+from dflashq.core.states import BatchState, RunState
 from dflashq.ledger import Hints, Ledger
 from dflashq.ledger.models import RunStatus
 from dflashq.operations.housekeeping.containment import contained
 from dflashq.operations.monitoring.run_condition import is_canary_lost
-from dflashq.operations.runs.control import PAUSED
 from dflashq.operations.runs.hinting import hint_pending
+from dflashq.stages.run_state import mirror_run_state
 
 log = logging.getLogger(__name__)
 
@@ -30,31 +31,33 @@ WHAT_TO_DO = (
     "read them with `dflashq show {run} INDEX`; go on with `dflashq resume {run} --accept`, after "
     "which `dflashq backfill {run} --rejected` runs them again, or `dflashq cancel {run}`"
 )
-# What a missing or damaged object raises, at every look and in every worker.
+# What a missing or damaged object raises: each time, and in every worker.
 _LASTING = (BlobMissingError, ConflictError, UnknownRunError)
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 
 
 def judge_canaries(ledger: Ledger, blobs: Blobs, hints: Hints) -> None:
-    """Let the other batches go where the canary is good, pause the run where they never would.
+    """Let the other batches of a run go where its canary is good, or pause the run.
 
-    That is where the canary is bad, dead, lost, or done and not to be judged from what S3 holds.
-    Blocks; safe to repeat and to run in many workers: the verdict follows from the ledger and the
-    object. LedgerUnreachableError; any other failure costs its own run alone, until the next look.
+    A run is paused where its canary is bad, dead, lost, or done and cannot be judged from what S3
+    holds, since its other batches would wait for ever. Blocks on Redis and S3; safe to repeat and
+    to run in many workers, as the verdict follows from the ledger and the object alone.
+    LedgerUnreachableError; any other failure concerns one run and is logged, and the next call
+    tries that run again.
     """
     for run in ledger.runs():
         with contained(run, "judging the canary"):
-            _look_at(ledger, blobs, hints, run)
+            _judge_or_pause(ledger, blobs, hints, run)
 
 
-def _look_at(ledger: Ledger, blobs: Blobs, hints: Hints, run: str) -> None:
-    if not ledger.waits_for(run) or ledger.state(run) != "active":
+def _judge_or_pause(ledger: Ledger, blobs: Blobs, hints: Hints, run: str) -> None:
+    if not ledger.waits_for(run) or ledger.state(run) != RunState.ACTIVE:
         return
     status = ledger.status(run)
     canary = status.waits_for
-    if status.canary == "done":
+    if status.canary == BatchState.DONE:
         _judge(ledger, blobs, hints, status)
-    elif status.canary == "dead" and not status.finished:
+    elif status.canary == BatchState.DEAD and not status.finished:
         _pause(ledger, blobs, status, dead_canary(run, canary, status.dead[canary]))
     elif is_canary_lost(status):
         _pause(ledger, blobs, status, lost_canary(run, canary))
@@ -63,7 +66,7 @@ def _look_at(ledger: Ledger, blobs: Blobs, hints: Hints, run: str) -> None:
 def _judge(ledger: Ledger, blobs: Blobs, hints: Hints, status: RunStatus) -> None:
     run, ref = status.name, ledger.done(status.name).get(status.waits_for)
     if ref is None:
-        return  # taken back meanwhile: its object is gone
+        return  # its object is gone, and a reconcile has taken the batch back meanwhile
     objection = _objection(ledger, blobs, status, ref)
     if objection:
         _pause(ledger, blobs, status, objection)
@@ -101,13 +104,13 @@ def _judged(blobs: Blobs, ref: ObjectRef) -> Iterator[JudgedPrompt]:
 
 
 def _pause(ledger: Ledger, blobs: Blobs, status: RunStatus, sentence: str) -> None:
-    """Pause the run unless a person has acted on it since it was looked at."""
+    """Pause the run unless a person has acted on it since its status was read."""
     run = status.name
     if not ledger.pause_at_canary(run, status.canary, sentence):
         return
     log.error("run paused: run=%s: %s", run, sentence)
     try:
-        runs.write_state(blobs, run, PAUSED, sentence)
+        mirror_run_state(ledger, blobs, run, RunState.PAUSED, sentence)
     except DflashqError as exc:
-        # It stands in the ledger; a ledger that is rebuilt from S3 is looked at anew.
+        # The ledger has the pause; a ledger that is rebuilt from S3 judges the canary again.
         log.warning("the pause is not mirrored on S3: run=%s: %s", run, exc)

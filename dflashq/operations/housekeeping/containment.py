@@ -1,4 +1,4 @@
-"""What goes wrong with one run costs that run alone: for loops over all runs that never end."""
+"""Loops over all runs that go on where one of the runs fails."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def contained(run: str, task: str) -> Iterator[None]:
-    """Log a failure and go on with the next run; the caller's next look tries this one again.
+    """Log a failure of the body and swallow it, so that the caller goes on with the next run.
 
-    LedgerUnreachableError passes: without the ledger, no run is better off.
+    LedgerUnreachableError passes: without the ledger, the other runs would fail as well.
     """
     try:
         yield

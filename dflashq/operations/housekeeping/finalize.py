@@ -1,33 +1,37 @@
-"""A finished run is closed: proven from S3, and its manifest written."""
+"""A finished run is proven from S3, and its manifest written."""
 
 from __future__ import annotations
 
 from dflashq.blobs.s3 import Blobs
+from dflashq.core.states import RunState
 from dflashq.ledger import Ledger
 from dflashq.operations.housekeeping.containment import contained
+from dflashq.operations.runs.listing import status_if_known
 from dflashq.operations.runs.manifest import read_manifest, withdraw_manifest, write_manifest
 
 
 def close_finished(ledger: Ledger, blobs: Blobs, closed: dict[str, tuple[int, int]]) -> list[str]:
-    """Write the manifest of every run whose last batch was done since it was last looked at.
+    """Write the manifest of every run that has finished since the last call; returns those runs.
 
-    `closed` remembers, by run, its done batches and claims then. Returns the runs closed now. What
-    goes wrong with one run costs that one alone.
+    `closed` is the caller's memory between two calls: by run, the done batches and the claims that
+    its manifest covers. A failure of one run is logged and the others go on. Blocks on Redis and S3
+    for as long as reading every object of such a run takes; safe to repeat. LedgerUnreachableError.
     """
-    now = []
+    written = []
     for run in ledger.runs():
         with contained(run, "writing the manifest"):
-            if _close(ledger, blobs, run, closed):
-                now.append(run)
-    return now
+            if _finalize(ledger, blobs, run, closed):
+                written.append(run)
+    return written
 
 
-def _close(ledger: Ledger, blobs: Blobs, run: str, closed: dict[str, tuple[int, int]]) -> bool:
-    status = ledger.status(run)
-    finished = status.finished and not status.dead and status.state != "cancelled"
-    # A batch that was done again leaves the number of done ones as it was.
-    seen = (status.done, status.claims)
-    if not finished or closed.get(run) == seen:
+def _finalize(ledger: Ledger, blobs: Blobs, run: str, closed: dict[str, tuple[int, int]]) -> bool:
+    status = status_if_known(ledger, run)
+    if status is None or not status.finished or status.dead or status.state == RunState.CANCELLED:
+        return False
+    # The claims count too: a batch that was done again leaves the number of done ones as it was.
+    progress = (status.done, status.claims)
+    if closed.get(run) == progress:
         return False
     done, named = _done(ledger, run), _named(blobs, run)
     if named != done:
@@ -35,14 +39,14 @@ def _close(ledger: Ledger, blobs: Blobs, run: str, closed: dict[str, tuple[int, 
             return False
         try:
             if not named.items() <= done.items():
-                # A batch was made anew: the proof of the old object would stand against it.
+                # A batch was done again: the manifest names an object that is gone.
                 withdraw_manifest(blobs, run)
             write_manifest(blobs, run)
-            if _done(ledger, run) != done:  # a reconcile took one back meanwhile
+            if _done(ledger, run) != done:  # a reconcile took a batch back meanwhile
                 withdraw_manifest(blobs, run)
         finally:
             ledger.closed(run)
-    closed[run] = seen
+    closed[run] = progress
     return named != done
 
 
@@ -52,6 +56,6 @@ def _done(ledger: Ledger, run: str) -> dict[str, str]:
 
 
 def _named(blobs: Blobs, run: str) -> dict[str, str]:
-    """The sha256 of every batch's object as the manifest names it; nothing without one."""
+    """The sha256 of every batch's object as the manifest names it; empty without a manifest."""
     manifest = read_manifest(blobs, run)
     return {} if manifest is None else {row["batch"]: row["sha256"] for row in manifest["objects"]}

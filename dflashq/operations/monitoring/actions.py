@@ -1,4 +1,4 @@
-"""What a person does to a run from the page: done, and told in the feed with who did it."""
+"""What a person does to a run from the page: it is done, and the feed says who did it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from dflashq.blobs.s3 import Blobs
 from dflashq.core.errors import DflashqError, UsageError
 from dflashq.core.humanize import counted
+from dflashq.core.states import RunState
 from dflashq.ledger import Hints, Ledger
 from dflashq.ledger.monitor_store import MonitorStore
 from dflashq.operations.monitoring.events import event
@@ -18,11 +19,15 @@ from dflashq.system.threads import OneShotThread
 
 log = logging.getLogger(__name__)
 
-REASON_AT_MOST = 500
+REASON_AT_MOST = 500  # characters
 
 
 class RunActions:
-    """Every verb blocks on Redis and S3, and raises DflashqError when it was not done."""
+    """The actions of a page's user, the `actor`; each returns the sentence that the feed has.
+
+    Every action blocks on Redis and S3, is safe to repeat, and raises DflashqError when it was not
+    done.
+    """
 
     def __init__(self, ledger: Ledger, blobs: Blobs, hints: Hints, store: MonitorStore) -> None:
         self._ledger, self._blobs, self._hints = ledger, blobs, hints
@@ -30,81 +35,84 @@ class RunActions:
         self._running: dict[str, OneShotThread] = {}
         self._starting = threading.Lock()
 
-    def pause(self, run: str, who: str, reason: str) -> str:
-        """The workers hand its batches back; returns the sentence that the feed has."""
-        why = _clean(reason)
+    def pause(self, run: str, actor: str, reason: str) -> str:
+        """Pause the run: its workers hand their batches back."""
+        why = _one_line(reason)
         control.pause(self._ledger, self._blobs, run, why)
-        return self._tell(run, who, "paused the run" + (f": {why}" if why else ""), "paused")
+        text = "paused the run" + (f": {why}" if why else "")
+        return self._publish(run, actor, text, RunState.PAUSED)
 
-    def resume(self, run: str, who: str, *, accept: bool) -> str:
-        """Go on; `accept` takes the rejections, or a canary that is dead, as they are."""
-        done = control.resume(self._ledger, self._blobs, self._hints, run, accept=accept)
-        return self._tell(run, who, f"resumed the run: {done.clause}", "active")
+    def resume(self, run: str, actor: str, *, accept: bool) -> str:
+        """Let the run go on; with `accept`, despite its rejections or its dead canary."""
+        result = control.resume(self._ledger, self._blobs, self._hints, run, accept=accept)
+        return self._publish(run, actor, f"resumed the run: {result.clause}", RunState.ACTIVE)
 
-    def cancel(self, run: str, who: str, reason: str) -> str:
-        """End it for good."""
-        why = _clean(reason)
+    def cancel(self, run: str, actor: str, reason: str) -> str:
+        """End the run for good."""
+        why = _one_line(reason)
         control.cancel(self._ledger, self._blobs, run, why)
         text = "cancelled the run for good" + (f": {why}" if why else "")
-        return self._tell(run, who, text, "cancelled")
+        return self._publish(run, actor, text, RunState.CANCELLED)
 
-    def revive(self, run: str, who: str) -> str:
+    def revive(self, run: str, actor: str) -> str:
         """Put the dead batches back to work."""
-        done = revive(self._ledger, self._hints, run)
-        text = f"put {counted(len(done.revived), 'dead batch')} back to work"
+        result = revive(self._ledger, self._hints, run)
+        text = f"put {counted(len(result.revived), 'dead batch')} back to work"
         paused = "; the run is paused, so it begins when somebody resumes it"
-        return self._tell(run, who, text + (paused if done.state == control.PAUSED else ""))
+        return self._publish(run, actor, text + (paused if result.state == RunState.PAUSED else ""))
 
-    def rerun(self, run: str, who: str, reason: str | None) -> str:
-        """Run rejected prompts again, in a thread: it reads every committed batch.
+    def rerun(self, run: str, actor: str, reason: str | None) -> str:
+        """Start to run rejected prompts again, those with `reason` or all.
 
-        UsageError while one of this run is under way. Its end, good or bad, is told in the feed.
+        A thread does it, since it reads every committed batch; the feed says how it ended.
+        UsageError while such a thread of this run is at work.
         """
         which = f"rejected prompts ({reason})" if reason else "all rejected prompts"
         with self._starting:
             if (thread := self._running.get(run)) is not None and thread.alive:
                 raise UsageError(f"rejected prompts of run {run!r} are being put back already")
-            told = self._tell(run, who, f"began to put {which} back to work")
-            work = partial(self._rerun, run, who, reason)
+            sentence = self._publish(run, actor, f"began to put {which} back to work")
+            work = partial(self._rerun, run, actor, reason)
             self._running[run] = OneShotThread("rerun", work, label=run)
             if not self._running[run].start():
                 raise DflashqError("this host has no thread left for it: nothing was put back")
-        return told
+        return sentence
 
-    def _rerun(self, run: str, who: str, reason: str | None) -> None:
+    def _rerun(self, run: str, actor: str, reason: str | None) -> None:
         try:
-            done = rerun_rejected(self._ledger, self._blobs, self._hints, run, reason)
-            self._tell(run, who, _put_back(done))
+            result = rerun_rejected(self._ledger, self._blobs, self._hints, run, reason)
+            self._publish(run, actor, _rerun_text(result))
         except DflashqError as exc:
             log.error("rejected prompts were not put back: run=%s: %s", run, exc)
-            self._tell_failure(run, who, exc)
+            self._publish_failure(run, actor, exc)
         except Exception as exc:
-            # Whoever asked for it waits for an end in the feed; the thread tells the rest.
+            # The actor waits for an end in the feed; the thread logs the traceback.
             error = f"an error of dflashq's own ({type(exc).__name__}), see the monitor's log"
-            self._tell_failure(run, who, DflashqError(error))
+            self._publish_failure(run, actor, DflashqError(error))
             raise
 
-    def _tell_failure(self, run: str, who: str, failure: DflashqError) -> None:
+    def _publish_failure(self, run: str, actor: str, failure: DflashqError) -> None:
         try:
-            self._tell(run, who, f"could not put them back: {failure}")
+            self._publish(run, actor, f"could not put them back: {failure}")
         except DflashqError as exc:
-            log.warning("the feed was not told: %s", exc)
+            log.warning("the feed lacks that an action failed: %s", exc)
 
-    def _tell(self, run: str, who: str, what: str, state: str = "") -> str:
-        text = f"{who} {what}" + ("" if what.endswith((".", "!", "?")) else ".")
+    def _publish(self, run: str, actor: str, what: str, state: str = "") -> str:
+        """Log an action and append it to the feed; `state` is the run's where it was changed."""
+        text = f"{actor} {what}" + ("" if what.endswith((".", "!", "?")) else ".")
         more = {"state": state} if state else {}
         now_ms = int(self._ledger.now_s() * 1000)
         log.info("%s run=%s", text, run)
-        self._store.tell(run, [event(now_ms, "action", text, who, **more)])
+        self._store.append_events(run, [event(now_ms, "action", text, actor, **more)])
         return text
 
 
-def _clean(reason: str) -> str:
+def _one_line(reason: str) -> str:
     return " ".join(reason.split())[:REASON_AT_MOST]
 
 
-def _put_back(done: BackfillResult) -> str:
-    if not done.revisions:
+def _rerun_text(result: BackfillResult) -> str:
+    if not result.revisions:
         return "found no rejected prompt that is not on its way already"
-    prompts = counted(done.prompts, "rejected prompt")
-    return f"put {prompts} back to work in {counted(len(done.revisions), 'revision')}"
+    prompts = counted(result.prompts, "rejected prompt")
+    return f"put {prompts} back to work in {counted(len(result.revisions), 'revision')}"

@@ -12,6 +12,7 @@ from dflashq.blobs import commits, runs
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec
 from dflashq.core.errors import DflashqError
+from dflashq.core.states import BatchState
 from dflashq.ledger.monitor_store import MonitorStore
 from dflashq.operations.monitoring.sample_cache import read_text
 from dflashq.operations.monitoring.snapshot import ObservedRun
@@ -19,12 +20,13 @@ from dflashq.system.threads import OneShotThread
 
 log = logging.getLogger(__name__)
 
-SPREAD, EVERY_S = 16, 300.0
+SPREAD = 16  # batches that are read, of each kind of object
+EVERY_S = 300.0
 UNNAMED = "(none)"
 
 
 def spread(names: Sequence[str], count: int = SPREAD) -> list[str]:
-    """At most `count` names, evenly over the sequence, its ends among them."""
+    """At most `count` names, evenly over the sequence, with its first and its last."""
     if len(names) <= count:
         return list(names)
     step = (len(names) - 1) / (count - 1)
@@ -32,31 +34,33 @@ def spread(names: Sequence[str], count: int = SPREAD) -> list[str]:
 
 
 def count_domains(blobs: Blobs, run: str, done: Sequence[str]) -> dict[str, Any]:
-    """The shares of domains in the prompts and, over some done batches, in the samples.
+    """Count the domains of a run, in the prompts and in the samples of a spread of its batches.
 
-    Blocks on S3: reads at most 16 prompt objects and 16 commits. `whole` says that every batch
-    was read. `{"prompts_of", "samples_of", "whole", "domains": [{domain, prompts, accepted,
-    rejected, tokens}]}`; counts are of the batches that were read.
+    `done` names the done batches. `{"prompts_of", "samples_of", "batches", "whole", "domains":
+    [{domain, prompts, accepted, rejected, tokens}]}`: of how many batches the prompts and the
+    samples were read, how many there are, whether every one was read, and the counts of those that
+    were; `tokens` are output tokens. Blocks on S3: reads at most 16 prompt objects and 16 commits.
+    Safe to repeat. UnknownRunError, BlobError; ConflictError when an object is damaged.
     """
     record = runs.read_run(blobs, run)
     by_name = {batch.name: batch for batch in record.batches}
     chosen = spread(list(by_name))
-    asked: Counter[str] = Counter()
+    prompts: Counter[str] = Counter()
     for name in chosen:
-        asked.update(p.domain or UNNAMED for p in runs.read_prompts(blobs, by_name[name]))
-    looked_at = spread([name for name in done if name in by_name])
+        prompts.update(p.domain or UNNAMED for p in runs.read_prompts(blobs, by_name[name]))
+    sampled = spread([name for name in done if name in by_name])
     counts: dict[str, Counter[str]] = {}
-    for name in looked_at:
+    for name in sampled:
         _count_commit(blobs, run, name, record.fingerprint, counts)
     rows = [
-        {"domain": domain, "prompts": asked.get(domain, 0), **_row(counts.get(domain, Counter()))}
-        for domain in sorted(asked.keys() | counts.keys(), key=lambda d: (-asked.get(d, 0), d))
+        {"domain": domain, "prompts": prompts[domain], **_row(counts.get(domain, Counter()))}
+        for domain in sorted(prompts.keys() | counts.keys(), key=lambda d: (-prompts[d], d))
     ]
     return {
         "prompts_of": len(chosen),
-        "samples_of": len(looked_at),
+        "samples_of": len(sampled),
         "batches": len(by_name),
-        "whole": len(chosen) == len(by_name) and len(looked_at) == len(done),
+        "whole": len(chosen) == len(by_name) and len(sampled) == len(done),
         "domains": rows,
     }
 
@@ -71,10 +75,12 @@ def _count_commit(
     ref = commits.read_reference(blobs, run, batch, fingerprint)
     if ref is None:
         return
-    for key, verdict in ((ref.key, "accepted"), (ref.rejected_key, "rejected")):
-        if key is None:
-            continue
-        for line in codec.decompress(blobs.get(key).body).split(b"\n"):
+    objects = [("accepted", ref.key, ref.sha256)]
+    if ref.rejected_key is not None and ref.rejected_sha256 is not None:
+        objects.append(("rejected", ref.rejected_key, ref.rejected_sha256))
+    for verdict, key, sha256 in objects:
+        body = commits.checked_body(blobs, key, sha256)
+        for line in codec.decompress(body).split(b"\n"):
             if line:
                 row = read_text(line)
                 domain = counts.setdefault(row.get("domain") or UNNAMED, Counter())
@@ -83,9 +89,9 @@ def _count_commit(
 
 
 class DomainCount:
-    """The domains of every run, counted now and then in a thread of its own.
+    """The domains of every run, counted again as it grows, in a thread of its own.
 
-    The leading monitor counts, and notes it in Redis; the others read that.
+    The leading monitor counts and saves the result in Redis, where the others read it.
     """
 
     def __init__(self, blobs: Blobs, store: MonitorStore) -> None:
@@ -95,32 +101,38 @@ class DomainCount:
         self._counting: OneShotThread | None = None
 
     def of(self, run: str) -> dict[str, Any] | None:
-        """What was counted last; None before that."""
+        """What `count_domains` returned last; None before the first count. Does not block."""
         return self._known.get(run)
 
-    def keep_up(self, run: str, one: ObservedRun, now: float, *, lead: bool) -> None:
-        """Count anew when more batches are done than last time. Blocks on Redis for a moment."""
-        at, done = self._last.get(run, (0.0, -1))
-        if done == one.view.done or (done >= 0 and now - at < EVERY_S and not one.status.finished):
+    def keep_up(self, run: str, observed: ObservedRun, now: float, *, lead: bool) -> None:
+        """Start a count when more batches are done than at the last one; read it without the lead.
+
+        `now` is in monotonic seconds. Blocks on Redis, not for the count. Safe to repeat.
+        LedgerError.
+        """
+        at, done_then = self._last.get(run, (0.0, -1))
+        done = observed.view.done
+        recent = done_then >= 0 and now - at < EVERY_S and not observed.status.finished
+        if done_then == done or recent:
             return
-        noted = self._store.domains(run)
-        if noted is not None:
-            self._known[run] = noted["counted"]
-        if not lead or (noted is not None and noted["done"] == one.view.done):
-            self._last[run] = (now, one.view.done)
+        saved = self._store.domains(run)
+        if saved is not None:
+            self._known[run] = saved["counted"]
+        if not lead or (saved is not None and saved["done"] == done):
+            self._last[run] = (now, done)
             return
         if self._counting is not None and self._counting.alive:
             return
-        self._last[run] = (now, one.view.done)
-        names = [batch.name for batch in one.batches if batch.state == "done"]
-        work = partial(self._count, run, names, one.view.done)
+        self._last[run] = (now, done)
+        names = [b.name for b in observed.batches if b.state == BatchState.DONE]
+        work = partial(self._count, run, names, done)
         self._counting = OneShotThread("domains", work)
         self._counting.start()
 
     def _count(self, run: str, names: list[str], done: int) -> None:
         try:
             counted = count_domains(self._blobs, run, names)
-            self._store.note_domains(run, {"done": done, "counted": counted})
+            self._store.save_domains(run, {"done": done, "counted": counted})
         except DflashqError as exc:
             log.warning("the domains of run %s were not counted: %s", run, exc)
             return

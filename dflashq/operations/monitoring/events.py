@@ -1,4 +1,7 @@
-"""What happened, in plain sentences: the difference between two looks at a run or at the fleet."""
+"""What happened, in plain sentences: the difference between two snapshots of a run or the fleet.
+
+Pure functions. `at_ms` is always in milliseconds of Redis' clock.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +9,55 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dflashq.core.humanize import counted
+from dflashq.core.states import BatchState, RunState
+from dflashq.operations.monitoring.worker_view import SILENT_S
 
 Event = dict[str, Any]
-Seen = dict[str, Any]
-TOLD_ONE_BY_ONE = 3
-SILENT_S = 30
+Snapshot = dict[str, Any]
+LISTED_AT_MOST = 3
 
 
-def event(at_ms: int, kind: str, text: str, who: str = "", **more: Any) -> Event:
-    """One line of the feed; `who` only where a person did it."""
-    found: Event = {"at": at_ms, "kind": kind, "text": text, **more}
-    return found | ({"who": who} if who else {})
+def event(at_ms: int, kind: str, text: str, actor: str = "", **more: Any) -> Event:
+    """One line of the feed; `actor` is the person who did it, if it was one."""
+    row: Event = {"at": at_ms, "kind": kind, "text": text, **more}
+    return row | ({"who": actor} if actor else {})
 
 
-def seen_of_run(
+def run_snapshot(
     state: str, reason: str, waits_for: str, finished: bool, batches: Mapping[str, str]
-) -> Seen:
-    """What to remember of a run: its state, and every batch that is more than pending."""
-    marked = {name: state for name, state in batches.items() if state not in ("pending", "waiting")}
+) -> Snapshot:
+    """What the events of a run are derived from: its state, and its batches that were begun."""
+    unbegun = (BatchState.PENDING, BatchState.WAITING)
+    begun = {name: state for name, state in batches.items() if state not in unbegun}
     return {
         "state": state,
         "reason": reason,
         "waits_for": waits_for,
         "finished": finished,
-        "batches": marked,
+        "batches": begun,
     }
 
 
 def run_events(
-    run: str, before: Seen | None, now: Seen, at_ms: int, dead: Mapping[str, str]
+    run: str, before: Snapshot | None, now: Snapshot, at_ms: int, dead: Mapping[str, str]
 ) -> list[Event]:
-    """What happened to a run between two looks; `dead` maps dead batches to their reason."""
+    """What happened to a run between two snapshots; `dead` maps dead batches to their reason.
+
+    Without a snapshot `before`, one event says that the run is watched from now on.
+    """
     if before is None:
-        done = sum(1 for state in now["batches"].values() if state == "done")
+        done = sum(1 for state in now["batches"].values() if state == BatchState.DONE)
         text = f"The monitor sees run {run} for the first time: {counted(done, 'batch')} done."
         return [event(at_ms, "watched", text)]
-    told = _batch_events(before["batches"], now["batches"], at_ms, dead)
+    events = _batch_events(before["batches"], now["batches"], at_ms, dead)
     if (canary := before["waits_for"]) and not now["waits_for"]:
-        told.append(_canary_left(canary, at_ms, is_dead=canary in dead))
-    told += _state_events(before, now, at_ms)
-    if now["finished"] and not before["finished"] and now["state"] != "cancelled":
-        left = len(dead)
-        but = f", but {counted(left, 'batch')} dead" if left else ""
-        told.append(event(at_ms, "run_finished", f"Nothing is left to do in run {run}{but}."))
-    return told
+        events.append(_canary_left(canary, at_ms, is_dead=canary in dead))
+    events += _state_events(before, now, at_ms)
+    if now["finished"] and not before["finished"] and now["state"] != RunState.CANCELLED:
+        but = f", but {counted(len(dead), 'batch')} dead" if dead else ""
+        text = f"Nothing is left to do in run {run}{but}."
+        events.append(event(at_ms, "run_finished", text))
+    return events
 
 
 def _canary_left(canary: str, at_ms: int, *, is_dead: bool) -> Event:
@@ -60,14 +68,14 @@ def _canary_left(canary: str, at_ms: int, *, is_dead: bool) -> Event:
     return event(at_ms, "canary_passed", text)
 
 
-def _state_events(before: Seen, now: Seen, at_ms: int) -> list[Event]:
+def _state_events(before: Snapshot, now: Snapshot, at_ms: int) -> list[Event]:
     if before["state"] == now["state"]:
         return []
     why = f": {now['reason']}" if now["reason"] else "."
-    sentences = {
-        "paused": ("run_paused", f"The run is paused{why}"),
-        "cancelled": ("run_cancelled", f"The run is cancelled for good{why}"),
-        "active": ("run_resumed", "The run goes on."),
+    sentences: dict[str, tuple[str, str]] = {
+        RunState.PAUSED: ("run_paused", f"The run is paused{why}"),
+        RunState.CANCELLED: ("run_cancelled", f"The run is cancelled for good{why}"),
+        RunState.ACTIVE: ("run_resumed", "The run goes on."),
     }
     kind, text = sentences.get(now["state"], ("run_state", f"The run is {now['state']}{why}"))
     return [event(at_ms, kind, text, state=now["state"])]
@@ -78,37 +86,39 @@ def _batch_events(
 ) -> list[Event]:
     changed: dict[tuple[str, str], list[str]] = {}
     for name in before.keys() | now.keys():
-        old, new = before.get(name, "pending"), now.get(name, "pending")
+        old = before.get(name, BatchState.PENDING)
+        new = now.get(name, BatchState.PENDING)
         if old != new:
             changed.setdefault((old, new), []).append(name)
-    told: list[Event] = []
-    done = [n for (_, new), names in changed.items() if new == "done" for n in names]
-    told += _about(done, at_ms, "batch_done", "is done and on S3", "are done and on S3")
-    for name in sorted(n for (_, new), names in changed.items() if new == "dead" for n in names):
-        told.append(event(at_ms, "batch_dead", f"{name} is dead: {dead.get(name, '')}", batch=name))
-    revived = [n for (old, _), names in changed.items() if old == "dead" for n in names]
-    told += _about(revived, at_ms, "batch_revived", "was put back to work", "were put back to work")
-    back = changed.get(("leased", "pending"), [])
-    told += _about(
-        back,
-        at_ms,
-        "batch_returned",
-        "went back to the queue unfinished",
-        "went back to the queue unfinished",
-    )
-    return told
+    events: list[Event] = []
+    done = [n for (_, new), names in changed.items() if new == BatchState.DONE for n in names]
+    events += _batches_event(done, at_ms, "batch_done", "is done and on S3", "are done and on S3")
+    died = [n for (_, new), names in changed.items() if new == BatchState.DEAD for n in names]
+    for name in sorted(died):
+        text = f"{name} is dead: {dead.get(name, '')}"
+        events.append(event(at_ms, "batch_dead", text, batch=name))
+    revived = [n for (old, _), names in changed.items() if old == BatchState.DEAD for n in names]
+    back_to_work = ("was put back to work", "were put back to work")
+    events += _batches_event(revived, at_ms, "batch_revived", *back_to_work)
+    returned = changed.get((BatchState.LEASED, BatchState.PENDING), [])
+    unfinished = "went back to the queue unfinished"
+    events += _batches_event(returned, at_ms, "batch_returned", unfinished, unfinished)
+    return events
 
 
-def _about(names: Iterable[str], at_ms: int, kind: str, one: str, many: str) -> list[Event]:
-    chosen = sorted(names)
-    if len(chosen) <= TOLD_ONE_BY_ONE:
-        return [event(at_ms, kind, f"{name} {one}.", batch=name) for name in chosen]
-    text = f"{counted(len(chosen), 'batch')} {many}: {chosen[0]} to {chosen[-1]}."
+def _batches_event(
+    names: Iterable[str], at_ms: int, kind: str, singular: str, plural: str
+) -> list[Event]:
+    """An event for each batch, or one for all where they are many."""
+    batches = sorted(names)
+    if len(batches) <= LISTED_AT_MOST:
+        return [event(at_ms, kind, f"{name} {singular}.", batch=name) for name in batches]
+    text = f"{counted(len(batches), 'batch')} {plural}: {batches[0]} to {batches[-1]}."
     return [event(at_ms, kind, text)]
 
 
-def seen_of_fleet(workers: Mapping[str, Mapping[str, Any]]) -> Seen:
-    """What to remember of the workers."""
+def fleet_snapshot(workers: Mapping[str, Mapping[str, Any]]) -> Snapshot:
+    """What the events of the fleet are derived from; `workers` are the rows they announced."""
     return {
         name: {
             "boot": row.get("boot"),
@@ -121,20 +131,20 @@ def seen_of_fleet(workers: Mapping[str, Mapping[str, Any]]) -> Seen:
     }
 
 
-def fleet_events(before: Seen | None, now: Seen, at_ms: int) -> list[Event]:
-    """Workers that came, fell silent, came back or left; engines that fell or came up."""
+def fleet_events(before: Snapshot | None, now: Snapshot, at_ms: int) -> list[Event]:
+    """Workers that came, fell silent, came back or left; engines that went down or restarted."""
     if before is None:
         return []
-    told: list[Event] = []
+    events: list[Event] = []
     for name in sorted(before.keys() | now.keys()):
-        told += [
+        events += [
             event(at_ms, kind, text, worker=name)
             for kind, text in _worker_events(name, before.get(name), now.get(name))
         ]
-    return _shortened(told, at_ms)
+    return _shortened(events, at_ms)
 
 
-def _worker_events(name: str, old: Seen | None, new: Seen | None) -> list[tuple[str, str]]:
+def _worker_events(name: str, old: Snapshot | None, new: Snapshot | None) -> list[tuple[str, str]]:
     if old is None:
         return [("worker_joined", f"Worker {name} joined.")] if new and new["alive"] else []
     if new is None:
@@ -143,22 +153,22 @@ def _worker_events(name: str, old: Seen | None, new: Seen | None) -> list[tuple[
         return [("worker_silent", f"Worker {name} is silent: its batches go to others.")]
     if old.get("boot") != new.get("boot"):
         return [("worker_back", f"Worker {name} was started anew.")]
-    told = []
+    events = []
     if not old["alive"] and new["alive"]:
-        told.append(("worker_back", f"Worker {name} is back."))
+        events.append(("worker_back", f"Worker {name} is back."))
     if new["restarts"] > old["restarts"]:
-        told.append(("engine_restarted", f"The engine of {name} was restarted."))
+        events.append(("engine_restarted", f"The engine of {name} was restarted."))
     elif old["engine"] == "ready" and new["engine"] in ("down", "failed"):
-        told.append(("engine_down", f"The engine of {name} is {new['engine']}."))
-    return told
+        events.append(("engine_down", f"The engine of {name} is {new['engine']}."))
+    return events
 
 
 def _shortened(events: Sequence[Event], at_ms: int) -> list[Event]:
-    """A fleet that starts at once is one line, not five hundred."""
-    kept: list[Event] = []
+    """Many events of one kind become one: five hundred workers may start at once."""
+    short: list[Event] = []
     by_kind: dict[str, list[Event]] = {}
-    for one in events:
-        by_kind.setdefault(one["kind"], []).append(one)
+    for each in events:
+        by_kind.setdefault(each["kind"], []).append(each)
     words = {
         "worker_joined": "joined",
         "worker_left": "ended in order",
@@ -167,11 +177,11 @@ def _shortened(events: Sequence[Event], at_ms: int) -> list[Event]:
         "engine_restarted": "have restarted their engines",
         "engine_down": "have no engine now",
     }
-    for kind, found in by_kind.items():
-        if len(found) <= TOLD_ONE_BY_ONE:
-            kept += found
+    for kind, alike in by_kind.items():
+        if len(alike) <= LISTED_AT_MOST:
+            short += alike
         else:
-            ends = f"{found[0]['worker']} to {found[-1]['worker']}"
-            text = f"{counted(len(found), 'worker')} {words[kind]}: {ends}."
-            kept.append(event(at_ms, kind, text))
-    return kept
+            ends = f"{alike[0]['worker']} to {alike[-1]['worker']}"
+            text = f"{counted(len(alike), 'worker')} {words[kind]}: {ends}."
+            short.append(event(at_ms, kind, text))
+    return short

@@ -1,6 +1,6 @@
-"""Insights: how a run and its workers fare, from what the ledger says. Pure functions.
+"""A run in numbers and a sentence, from its counts in the ledger and what its workers announced.
 
-One place for the command line and for a web page; nothing here reads a clock or a server.
+Pure functions, for the command line and the web page alike: nothing here reads a clock or a server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _REJECTED = "rejected_"
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One run in numbers. `total` counts revisions too; `waiting` batches are held back.
+    """One run in numbers.
 
-    `settled` prompts have their verdict on S3; `rejects` maps reason to prompts, most first.
-    `working` counts its live workers; `age_s` since it was enqueued;
-    `left_s` is None when it cannot be told; `condition` is a value of `Condition`.
+    Batches: `total` counts revisions too, `waiting` are those that the ledger does not have yet.
+    Prompts: `settled` ones have their verdict on S3, `rejects` maps each reason to their number,
+    most first. `working` counts the live workers that hold a batch of it. `age_s` is the time since
+    it was enqueued; `left_s` is the estimate of what is left, None when there is none. `condition`
+    is a value of `Condition`, `sentence` explains it.
     """
 
     name: str
@@ -65,12 +67,12 @@ def run_view(
 ) -> RunView:
     """A run in numbers and one sentence.
 
-    `measured_per_s` is the run's tokens per second where the caller measured them over a while;
-    otherwise what its workers announced last is added up. A worker with several runs counts
-    wholly for each. `estimated_left_s` is the caller's better estimate of what is left.
+    `measured_per_s` is the run's speed in tokens/s where the caller has measured it over a while;
+    without it, the speeds that its workers announced last are added up, where a worker with several
+    runs counts wholly for each. `estimated_left_s` replaces the estimate from that speed.
     """
-    mine = [w for w in workers if w.alive and w.works_on(status.name)]
-    announced = sum(w.tokens_per_s for w in mine)
+    working = [w for w in workers if w.alive and w.works_on(status.name)]
+    announced = sum(w.tokens_per_s for w in working)
     per_s = announced if measured_per_s is None else measured_per_s
     counters = status.counters
     rejects = _rejects(counters)
@@ -78,7 +80,7 @@ def run_view(
     tokens = counters.get("output_tokens", 0)
     left = eta_s(settled, status.prompts, tokens, per_s)
     left = left if estimated_left_s is None else estimated_left_s
-    now = run_condition(status, workers, per_s, left)
+    condition = run_condition(status, workers, per_s, left)
     return RunView(
         name=status.name,
         state=status.state,
@@ -100,16 +102,16 @@ def run_view(
         output_tokens=tokens,
         kept_bytes=status.kept_bytes,
         age_s=max(0.0, (status.now_ms - status.created_ms) / 1000),
-        working=len(mine),
+        working=len(working),
         tokens_per_s=round(per_s, 1),
         left_s=left,
         waits_for=status.waits_for,
-        sentence=now.sentence,
-        condition=now.condition.value,
+        sentence=condition.sentence,
+        condition=condition.condition.value,
     )
 
 
 def _rejects(counters: Mapping[str, int]) -> dict[str, int]:
     """Rejected prompts by reason, most first; a revision may have brought a count back to 0."""
-    found = {k.removeprefix(_REJECTED): n for k, n in counters.items() if k.startswith(_REJECTED)}
-    return {k: n for k, n in sorted(found.items(), key=lambda kn: (-kn[1], kn[0])) if n}
+    counts = {k.removeprefix(_REJECTED): n for k, n in counters.items() if k.startswith(_REJECTED)}
+    return {k: n for k, n in sorted(counts.items(), key=lambda kn: (-kn[1], kn[0])) if n}

@@ -1,4 +1,4 @@
-"""`progress.json` on S3: how a run fares, for whoever cannot reach Redis."""
+"""`progress.json` on S3: the progress of a run, for readers that cannot reach Redis."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ PROGRESS_S = 60.0
 
 
 def progress_row(view: RunView, at_s: float, forecast: Forecast | None = None) -> dict[str, Any]:
-    """The content of `progress.json`: the run's numbers, its sentence, and when they were read."""
+    """The content of `progress.json`: the run's view, its forecast, and when they were read.
+
+    `at_s` is that time, in seconds since 1970.
+    """
     written = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
     eta = asdict(forecast) if forecast is not None else None
     return view.to_json() | {"written": written, "forecast": eta}
 
 
 def put_progress(blobs: Blobs, run: str, row: dict[str, Any]) -> None:
-    """Write `progress.json` over the last one. Blocks on S3; safe to repeat."""
+    """Write `progress.json` over the last one. Blocks on S3; safe to repeat. BlobError."""
     blobs.put(keys.progress_json(run), canonical_json(row))
 
 
 def write_progress(ledger: Ledger, blobs: Blobs, run: str) -> None:
-    """Read how a run fares and put it on S3. Blocks on both; safe to repeat, from anywhere.
+    """Write `progress.json` from the ledger, without a forecast. Blocks on Redis and S3.
 
-    UnknownRunError when the ledger knows no such run.
+    Safe to repeat, in any number of processes. UnknownRunError when the ledger has no such run,
+    LedgerError, BlobError.
     """
     status = ledger.status(run)
     view = run_view(status, worker_views(ledger.workers()))
@@ -42,7 +46,7 @@ def write_progress(ledger: Ledger, blobs: Blobs, run: str) -> None:
 
 
 def read_progress(blobs: Blobs, run: str) -> dict[str, Any] | None:
-    """What was written last; None when nothing was, or nothing that can be read."""
+    """The last `progress.json`, None when it is absent or no JSON. Blocks on S3. BlobError."""
     try:
         row: dict[str, Any] = json.loads(blobs.get(keys.progress_json(run)).body)
     except (BlobMissingError, ValueError):

@@ -1,9 +1,9 @@
-"""The fleet's metrics as Prometheus text: what the ledger knows, for the monitor's `/metrics`."""
+"""The fleet's metrics as Prometheus text, from the ledger: the monitor's `/metrics`."""
 
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,19 +11,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dflashq.core import metrics
-from dflashq.core.errors import LedgerError, UnknownRunError
+from dflashq.core.errors import LedgerError
 from dflashq.core.metrics import Gauge
+from dflashq.core.states import RunState
 from dflashq.ledger import Ledger
-from dflashq.ledger.models import RunStatus
 from dflashq.operations.monitoring.insights import RunView, run_view
 from dflashq.operations.monitoring.worker_view import WorkerView, worker_views
+from dflashq.operations.runs.listing import statuses
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Values = Mapping[tuple[str, ...], float]
 
 
 def render(ledger: Ledger) -> bytes:
-    """`/metrics` of the control plane. Blocks on Redis; while that is away it says just so."""
+    """The text of `/metrics`. Blocks on Redis; while that is away, one metric says so alone."""
     registry = CollectorRegistry()
     registry.register(_Fleet(ledger))
     return generate_latest(registry)
@@ -32,13 +33,13 @@ def render(ledger: Ledger) -> bytes:
 def family(
     metric: metrics.Metric, values: Values, common: Mapping[str, str] | None = None
 ) -> Metric:
-    """One metric with its samples; `common` labels are put on each."""
+    """One metric with its samples, by the values of its labels; each gets the `common` labels."""
     shared = dict(common or {})
     kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
-    made = kind(metric.name, metrics.described(metric), labels=[*metric.labels, *shared])
+    samples = kind(metric.name, metrics.described(metric), labels=[*metric.labels, *shared])
     for labels, value in sorted(values.items()):
-        made.add_metric([*labels, *shared.values()], value)
-    return made
+        samples.add_metric([*labels, *shared.values()], value)
+    return samples
 
 
 class _Fleet(Collector):
@@ -51,11 +52,14 @@ class _Fleet(Collector):
 
 
 def fleet_values(ledger: Ledger) -> dict[Gauge, Values]:
-    """The samples of every fleet metric; `dflashq_ledger_up` alone when Redis does not answer."""
+    """The samples of every fleet metric; `dflashq_ledger_up` alone when Redis does not answer.
+
+    Blocks on Redis.
+    """
     try:
         used, maximum = ledger.memory()
         workers = worker_views(ledger.workers())
-        runs = list(_statuses(ledger))
+        runs = statuses(ledger)
     except LedgerError:
         return {metrics.LEDGER_UP: {(): 0}}
     return {
@@ -65,14 +69,6 @@ def fleet_values(ledger: Ledger) -> dict[Gauge, Values]:
         **_run_values([run_view(status, workers) for status in runs]),
         **_worker_values(workers),
     }
-
-
-def _statuses(ledger: Ledger) -> Iterator[RunStatus]:
-    for run in sorted(ledger.runs()):
-        try:
-            yield ledger.status(run)
-        except UnknownRunError:
-            continue  # listed, but wiped since
 
 
 def _run_values(runs: list[RunView]) -> dict[Gauge, Values]:
@@ -90,8 +86,8 @@ def _run_values(runs: list[RunView]) -> dict[Gauge, Values]:
 
 
 def state_of(run: RunView) -> str:
-    """active, paused, cancelled, or finished: nothing is left to do."""
-    return "finished" if run.finished and run.state != "cancelled" else run.state
+    """The run's state for a label: active, paused, cancelled, or finished (nothing is left)."""
+    return "finished" if run.finished and run.state != RunState.CANCELLED else run.state
 
 
 def _batches(run: RunView) -> dict[str, int]:

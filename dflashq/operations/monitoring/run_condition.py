@@ -1,7 +1,7 @@
-"""The condition that a run is in: one of a few, each with a sentence that says how it goes on.
+"""The condition of a run: what moves it or keeps it, with a sentence that says how it goes on.
 
-Pure: from the counts of the ledger and what the workers announced. There is one for every run, so
-none stands still without a word.
+Pure functions of the counts in the ledger and of what the workers announced. Every run is in one
+condition, so none stands still unexplained.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import StrEnum
 from dflashq.core.estimates.rate import in_words
 from dflashq.core.humanize import counted
 from dflashq.core.quality_guard import dead_canary, lost_canary
+from dflashq.core.states import BatchState, RunState
 from dflashq.ledger.models import RunStatus
 from dflashq.operations.monitoring.worker_view import WorkerView
 
@@ -21,7 +22,7 @@ START = "start one with celery -A workers worker"
 
 
 class Condition(StrEnum):
-    """What keeps a run, or moves it. The values are part of the JSON."""
+    """What keeps a run or moves it. The values are part of the JSON."""
 
     CANCELLED = "cancelled"
     FINISHED = "finished"
@@ -60,7 +61,7 @@ _MOVES_BY_ITSELF = {
     Condition.PENDING,
     Condition.AT_WORK,
 }
-# Of several workers that cannot work, each for another reason, the first of these is told.
+# Where workers cannot go on for several of these reasons, the run is in the first of them.
 _REMEDIES = {
     Condition.ENGINES_STARTING: "a start takes minutes, then the work begins",
     Condition.ENGINES_SICK: (
@@ -76,7 +77,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class RunCondition:
-    """A condition and its sentence, a clause without a full stop."""
+    """A condition, and the clause (without a full stop) that explains it."""
 
     condition: Condition
     sentence: str
@@ -88,11 +89,14 @@ def run_condition(
     tokens_per_s: float = 0.0,
     left_s: float | None = None,
 ) -> RunCondition:
-    """The condition of a run; `tokens_per_s` and `left_s` are told while it is at work."""
+    """The condition of a run.
+
+    Its sentence quotes the speed `tokens_per_s` and the estimate `left_s` while the run is at work.
+    """
     done = f"{status.done:,} of {max(status.known, status.batches):,} batches done"
-    over = _ended(status)
-    if over is not None:
-        return RunCondition(over.condition, f"{done}{over.sentence}")
+    ended = _ended(status)
+    if ended is not None:
+        return RunCondition(ended.condition, f"{done}{ended.sentence}")
     if status.refusal:
         waits = "workers wait for it, and look silent while they cannot announce themselves"
         return RunCondition(
@@ -100,27 +104,33 @@ def run_condition(
         )
     alive = [worker for worker in workers if worker.alive]
     left = "" if left_s is None else f", about {in_words(left_s)} left"
-    now = _standstill(status) or _workers(status, alive, f"{tokens_per_s:,.0f} tokens/s{left}")
-    parts = (f"{done}, {now.sentence}", _not_enqueued(status, now.condition), _dead(status))
-    return RunCondition(now.condition, "; ".join(part for part in parts if part))
+    condition = _standstill(status) or _workers(
+        status, alive, f"{tokens_per_s:,.0f} tokens/s{left}"
+    )
+    parts = (
+        f"{done}, {condition.sentence}",
+        _not_enqueued(status, condition.condition),
+        _dead(status),
+    )
+    return RunCondition(condition.condition, "; ".join(part for part in parts if part))
 
 
 def _ended(status: RunStatus) -> RunCondition | None:
-    """Cancelled, finished or paused: whatever the workers do."""
+    """Cancelled, finished or paused, whatever the workers do; its clause follows the counts."""
     why = f" ({status.reason})" if status.reason else ""
-    if status.state == "cancelled":
+    if status.state == RunState.CANCELLED:
         return RunCondition(Condition.CANCELLED, f", then cancelled{why}: what is done stays on S3")
     resume = f"dflashq resume {status.name}"
     pause = f"paused{why}" + ("" if resume in status.reason else f": {resume}")
     dead = _dead(status)
     if status.finished:
         parts = [_verdicts(status), dead]
-        if status.state == "paused":
+        if status.state == RunState.PAUSED:
             parts.append(pause)
         elif not dead:
             parts.append(f"proof: dflashq verify {status.name}")
         return RunCondition(Condition.FINISHED, ": " + "; ".join(part for part in parts if part))
-    if status.state == "paused":
+    if status.state == RunState.PAUSED:
         return RunCondition(Condition.PAUSED, f", {pause}" + (f"; {dead}" if dead else ""))
     return None
 
@@ -132,8 +142,8 @@ def _verdicts(status: RunStatus) -> str:
 
 
 def _dead(status: RunStatus) -> str:
-    """The dead batches; a canary among them that the others wait for has words of its own."""
-    dead = len(status.dead) - (status.canary == "dead" and not status.finished)
+    """The dead batches, without a canary that the others wait for: its condition names it."""
+    dead = len(status.dead) - (status.canary == BatchState.DEAD and not status.finished)
     if not dead:
         return ""
     verb = "is" if dead == 1 else "are"
@@ -151,8 +161,8 @@ def _not_enqueued(status: RunStatus, condition: Condition) -> str:
 
 
 def _standstill(status: RunStatus) -> RunCondition | None:
-    """What no worker can end: a canary that is dead or lost, and nothing to work on."""
-    if status.canary == "dead":
+    """What no worker can end: the canary is dead or lost, or the enqueue is unfinished."""
+    if status.canary == BatchState.DEAD:
         words = dead_canary(status.name, status.waits_for, status.dead[status.waits_for])
         return RunCondition(Condition.CANARY_DEAD, words)
     if is_canary_lost(status):
@@ -169,35 +179,35 @@ def _standstill(status: RunStatus) -> RunCondition | None:
 
 
 def is_canary_lost(status: RunStatus) -> bool:
-    """Whether the ledger has every batch but the canary, which the others wait for.
+    """Whether the ledger has every batch of the run but the canary, which the others wait for.
 
-    With more of them missing, an enqueue or a reconcile is under way, or has ended half-way.
+    Where more batches are missing, an enqueue or a reconcile is at work or was interrupted.
     """
     return status.canary == "lost" and status.known >= status.batches - 1 > 0
 
 
 def _workers(status: RunStatus, alive: list[WorkerView], speed: str) -> RunCondition:
-    """What the workers that are up do about it."""
+    """What the live workers do about the run."""
     if not alive:
         return RunCondition(Condition.NO_WORKER, f"no worker is up: {START}")
-    if status.canary == "done":
+    if status.canary == BatchState.DONE:
         return RunCondition(
             Condition.CANARY_UNJUDGED,
             f"the canary ({status.waits_for}) is done and a worker judges it within seconds; if "
             "this stays, the workers' logs say why they cannot",
         )
-    choose = _leased if status.leased else _unbegun
-    return choose(status, alive, speed)
+    describe = _leased if status.leased else _unbegun
+    return describe(status, alive, speed)
 
 
 def _leased(status: RunStatus, alive: list[WorkerView], speed: str) -> RunCondition:
-    """Batches are held: whether their holders go on, and what keeps them."""
+    """Batches are leased: whether their holders go on, and what keeps them."""
     names = {batch.worker for batch in status.leased}
     holders = [worker for worker in alive if worker.name in names]
     able = [worker for worker in holders if _is_able_to_go_on(worker)]
     if able:
         return _at_work(status, alive, able, speed)
-    if status.pending and status.canary in ("", "pending"):
+    if status.pending and status.canary in ("", BatchState.PENDING):
         others = _unbegun(status, alive, speed)
         if not others.condition.needs_attention:
             return others
@@ -214,7 +224,7 @@ def _leased(status: RunStatus, alive: list[WorkerView], speed: str) -> RunCondit
 def _at_work(
     status: RunStatus, alive: list[WorkerView], able: list[WorkerView], speed: str
 ) -> RunCondition:
-    if status.canary == "leased":
+    if status.canary == BatchState.LEASED:
         return RunCondition(
             Condition.CANARY_AT_WORK,
             f"the canary ({status.waits_for}) is at work and {status.pending:,} others wait "
@@ -226,7 +236,7 @@ def _at_work(
 
 
 def _unbegun(status: RunStatus, alive: list[WorkerView], speed: str) -> RunCondition:
-    """Batches are pending: whether a worker may take one, and what keeps it."""
+    """No batch is leased: whether a worker may take one, and what keeps it."""
     serving = [worker for worker in alive if worker.serves(status.queue)]
     if not serving:
         others = _some(sorted({worker.queue for worker in alive}))
@@ -243,21 +253,21 @@ def _unbegun(status: RunStatus, alive: list[WorkerView], speed: str) -> RunCondi
             f"every worker of its queue refuses it ({reasons}): {START}, with the engine that the "
             "run was begun with, or enqueue the prompts under another name",
         )
-    able = [worker for worker in willing if _trouble(worker) is None]
+    able = [worker for worker in willing if _obstacle(worker) is None]
     return _ready(status, able, speed) if able else _unable(willing)
 
 
 def _ready(status: RunStatus, able: list[WorkerView], speed: str) -> RunCondition:
-    """A batch is pending and these may take it at any moment."""
+    """A batch is pending, and the `able` workers may take it at any moment."""
     between = [worker for worker in able if worker.works_on(status.name)]
     if between and not status.canary:
-        return _at_work(status, between, [], speed)  # it has just ended one batch
+        return _at_work(status, between, [], speed)  # it is between two batches of the run
     nobody = (
         "the one worker that is up and ready does not work on it yet"
         if len(able) == 1
         else f"none of the {len(able):,} workers that are up and ready works on it yet"
     )
-    if status.canary == "pending":
+    if status.canary == BatchState.PENDING:
         return RunCondition(
             Condition.CANARY_PENDING,
             f"the canary ({status.waits_for}) goes first and {status.pending - 1:,} others wait "
@@ -267,13 +277,13 @@ def _ready(status: RunStatus, able: list[WorkerView], speed: str) -> RunConditio
 
 
 def _is_able_to_go_on(worker: WorkerView) -> bool:
-    """Behind a closed gate, what is in flight still goes on."""
-    trouble = _trouble(worker)
-    closed_only = trouble is not None and trouble[0] == Condition.GATES_CLOSED
-    return trouble is None or (closed_only and worker.in_flight > 0)
+    """Whether the worker goes on with its batches: behind a closed gate, what is in flight does."""
+    obstacle = _obstacle(worker)
+    closed_only = obstacle is not None and obstacle[0] == Condition.GATES_CLOSED
+    return obstacle is None or (closed_only and worker.in_flight > 0)
 
 
-def _trouble(worker: WorkerView) -> tuple[Condition, str] | None:
+def _obstacle(worker: WorkerView) -> tuple[Condition, str] | None:
     """Why a worker that is up takes no new prompt of any run; None when it does."""
     if worker.engine == "starting":
         return Condition.ENGINES_STARTING, f"the engine of {worker.name} is starting"
@@ -288,9 +298,9 @@ def _trouble(worker: WorkerView) -> tuple[Condition, str] | None:
 
 
 def _unable(workers: list[WorkerView]) -> RunCondition:
-    troubles = [trouble for worker in workers if (trouble := _trouble(worker)) is not None]
-    condition = next(c for c in _REMEDIES if any(c == trouble[0] for trouble in troubles))
-    words = _some([words for _, words in troubles])
+    obstacles = [obstacle for worker in workers if (obstacle := _obstacle(worker)) is not None]
+    condition = next(c for c in _REMEDIES if any(c == reason for reason, _ in obstacles))
+    words = _some([words for _, words in obstacles])
     return RunCondition(condition, f"no worker can go on with it ({words}): {_REMEDIES[condition]}")
 
 

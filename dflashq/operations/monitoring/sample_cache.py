@@ -1,4 +1,4 @@
-"""Samples to read: one committed batch at a time straight from S3, a few of them kept at hand."""
+"""Samples for people to read: one committed batch at a time, read from S3 and cached."""
 
 from __future__ import annotations
 
@@ -13,32 +13,29 @@ from typing import Any
 from dflashq.blobs import commits, runs
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec
-from dflashq.core.errors import BlobMissingError, ConflictError
+from dflashq.core.errors import BlobMissingError
 
 BATCHES_KEPT = 3
-PREVIEW = 160
+PREVIEW = 160  # characters of a prompt or an answer in a list
 _GENERATIONS = b',"generations":['
 _NUMBERS = re.compile(rb'"(spec_accept_length|latency_s)":([0-9.eE+-]+)')
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePreview:
-    """One sample: what a list shows of it, and its whole text, compressed."""
+    """One sample: `head` is what a list shows of it, `body` its whole text, compressed."""
 
     head: dict[str, Any]
     body: bytes
 
     def text(self) -> dict[str, Any]:
-        """Messages and all; the token ids are left out."""
+        """The whole sample but its token ids."""
         row: dict[str, Any] = json.loads(codec.decompress(self.body))
         return row
 
 
 class SampleCache:
-    """Samples of committed batches, safe from many threads. Blocks on S3.
-
-    BlobMissingError for a batch that is not committed, ConflictError for a damaged one.
-    """
+    """The samples of the last few batches that were asked for. Safe from many threads."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -46,8 +43,12 @@ class SampleCache:
         self._lock = threading.Lock()
         self._reading: dict[tuple[str, str], threading.Lock] = {}
 
-    def sheets(self, run: str, batch: str) -> list[SamplePreview]:
-        """The samples of a batch in index order, rejected ones with their `reason`."""
+    def previews(self, run: str, batch: str) -> list[SamplePreview]:
+        """The samples of a batch in index order, rejected ones with their `reason`.
+
+        Blocks on S3 unless the batch is cached. BlobMissingError for a batch that is not committed,
+        ConflictError for a damaged one.
+        """
         name = (run, batch)
         with self._lock:
             if name in self._kept:
@@ -58,13 +59,13 @@ class SampleCache:
             with self._lock:
                 if name in self._kept:
                     return self._kept[name]
-            found = self._read(run, batch)
+            previews = self._read(run, batch)
             with self._lock:
-                self._kept[name] = found
+                self._kept[name] = previews
                 self._reading.pop(name, None)
                 while len(self._kept) > BATCHES_KEPT:
                     self._kept.popitem(last=False)
-            return found
+            return previews
 
     def _read(self, run: str, batch: str) -> list[SamplePreview]:
         fingerprint = runs.read_run(self._blobs, run).fingerprint
@@ -73,24 +74,24 @@ class SampleCache:
             raise BlobMissingError(
                 f"{batch} of run {run} has no samples yet: they are there when the batch is done"
             )
-        found = list(self._sheets(ref.key, ref.sha256))
+        previews = list(self._previews(ref.key, ref.sha256))
         if ref.rejected_key is not None and ref.rejected_sha256 is not None:
-            found += self._sheets(ref.rejected_key, ref.rejected_sha256)
-        return sorted(found, key=lambda preview: preview.head["index"])
+            previews += self._previews(ref.rejected_key, ref.rejected_sha256)
+        return sorted(previews, key=lambda preview: preview.head["index"])
 
-    def _sheets(self, key: str, sha256: str) -> Iterator[SamplePreview]:
-        body = self._blobs.get(key).body
-        if codec.sha256(body) != sha256:
-            raise ConflictError(f"{key} is damaged: its sha256 is not the one recorded")
+    def _previews(self, key: str, sha256: str) -> Iterator[SamplePreview]:
+        body = commits.checked_body(self._blobs, key, sha256)
         for line in codec.decompress(body).split(b"\n"):
             if line:
-                yield _sheet(read_text(line))
+                yield _preview(read_text(line))
 
 
 def read_text(line: bytes) -> dict[str, Any]:
-    """A sample without its token ids, which are nine tenths of a line and no text.
+    """A sample without its token ids, from its JSON line; ids are nine tenths of a line.
 
-    Inside a JSON string quotes are escaped, so the mark is never found in what a model wrote.
+    `generations` is cut out before the line is parsed. Its mark is never found in what a model
+    wrote, since quotes are escaped inside a JSON string. In its place come `accept_lengths` and
+    `latencies` (seconds), one number for each generation. ValueError for a line that is no JSON.
     """
     start = line.find(_GENERATIONS)
     if start < 0:
@@ -108,7 +109,7 @@ def read_text(line: bytes) -> dict[str, Any]:
     }
 
 
-def _sheet(row: dict[str, Any]) -> SamplePreview:
+def _preview(row: dict[str, Any]) -> SamplePreview:
     first = next((m["content"] for m in row["messages"] if m["role"] == "user"), "")
     answers = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
     head = {
@@ -121,13 +122,13 @@ def _sheet(row: dict[str, Any]) -> SamplePreview:
         "detail": row.get("detail", ""),
         "turns": len(answers),
         "usage": row["usage"],
-        "prompt": _preview(first),
-        "answer": _preview(answers[-1] if answers else ""),
+        "prompt": _shortened(first),
+        "answer": _shortened(answers[-1] if answers else ""),
     }
     text = json.dumps(row, ensure_ascii=False).encode()
     return SamplePreview(head, codec.compress(text))
 
 
-def _preview(text: str) -> str:
+def _shortened(text: str) -> str:
     flat = " ".join(text[: PREVIEW * 4].split())
     return flat if len(flat) <= PREVIEW else flat[: PREVIEW - 1] + "…"

@@ -1,4 +1,4 @@
-"""The workers as they last announced themselves. Pure; nothing here reads a clock or a server."""
+"""The workers as they last announced themselves. Pure functions, without a clock or a server."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Seconds without an announcement after which a worker counts as silent. They announce every few.
 SILENT_S = 30
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker as it last announced itself; `batches` as run/batch, `silent_s` since then.
+    """One worker as it last announced itself, `silent_s` seconds ago.
 
-    `queue` is the one that it serves, `boot` tells this start of it from any other, `sick` says why
-    its engine answers with errors only (empty while it is well), `refuses` names the runs that its
-    engine may not answer for.
+    `batches` are those that it holds, as run/batch. `queue` is the one that it serves. `boot`
+    identifies this start of the worker. `sick` says why its engine answers with errors only; it is
+    empty while the engine is well. `refuses` names the runs that its engine may not answer for.
+    `closed` says why its gate is closed, then why it refuses each of those runs.
     """
 
     name: str
@@ -36,21 +38,21 @@ class WorkerView:
 
     @property
     def alive(self) -> bool:
-        """Heard of lately: only such a worker counts for speed and estimates."""
+        """Announced within `SILENT_S`: only such a worker counts for speed and estimates."""
         return self.silent_s <= SILENT_S
 
     @property
     def gate_closed(self) -> list[str]:
-        """Why its gate is closed: `closed` without the refusals of single runs, which come last."""
+        """Why it takes no new prompt of any run; empty while it takes some."""
         return self.closed[: max(0, len(self.closed) - len(self.refuses))]
 
     def refusal(self, run: str) -> str:
-        """Why it refuses a run; empty when it does not, or does not say."""
+        """Why it refuses a run; empty when it does not refuse it or gives no reason."""
         reasons = self.closed[len(self.gate_closed) :]
         return dict(zip(self.refuses, reasons, strict=False)).get(run, "")
 
     def serves(self, queue: str) -> bool:
-        """Whether it may take batches of this queue; an older worker does not say which is its."""
+        """Whether it may take batches of this queue; True for an old worker, which names none."""
         return self.queue in ("", queue)
 
     def works_on(self, run: str) -> bool:
@@ -59,7 +61,10 @@ class WorkerView:
 
 
 def worker_views(workers: Mapping[str, Mapping[str, Any]]) -> list[WorkerView]:
-    """The workers by name; fields that an older worker does not announce are empty."""
+    """The workers by name; `workers` maps each name to the row that it announced.
+
+    Fields that an older worker does not announce are empty.
+    """
     return [
         WorkerView(
             name=name,

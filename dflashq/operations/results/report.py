@@ -1,4 +1,4 @@
-"""What a run's samples are like: counts, lengths, verdicts, duplicates, acceptance."""
+"""The samples of a run in numbers: counts, lengths, verdicts, duplicates, acceptance."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core.training_data.length_histogram import LengthHistogram
 from dflashq.operations.results.samples import Progress, Sample, samples, snapshot
 
-SHOWN_TEXT = 80
+SHOWN_TEXT = 80  # characters of a repeated text
 LENGTHS = ("prompt", "output", "thinking", "answer")
 
 
 @dataclass(slots=True)
 class GroupStats:
-    """The samples of one domain or source. Tokens are of accepted ones."""
+    """The samples of one domain or source; `outputs` are the output tokens of accepted ones."""
 
     accepted: int = 0
     rejected: int = 0
@@ -37,38 +37,43 @@ class GroupStats:
 
 @dataclass(slots=True)
 class DuplicateTexts:
-    """Texts that came more than once, by a 64-bit hash; the first text of each is shown."""
+    """Texts that occur more than once, compared by a 64-bit hash.
 
-    seen: dict[int, int] = field(default_factory=dict)
+    `times` counts each text by its hash, `shown` has the beginning of each that was repeated,
+    `repeated` counts every text after the first of its kind.
+    """
+
+    times: dict[int, int] = field(default_factory=dict)
     shown: dict[int, str] = field(default_factory=dict)
     repeated: int = 0
 
     def add(self, body: bytes, text: str) -> None:
+        """Count the text whose identity is `body`; `text` is what people are shown of it."""
         key = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "big")
-        number = self.seen.get(key, 0) + 1
-        self.seen[key] = number
-        if number > 1:
+        times = self.times.get(key, 0) + 1
+        self.times[key] = times
+        if times > 1:
             self.repeated += 1
             self.shown.setdefault(key, text[:SHOWN_TEXT])
 
     def to_json(self) -> dict[str, Any]:
-        """`repeated` counts every one after the first of its kind."""
-        total = sum(self.seen.values())
-        most = sorted(self.shown, key=lambda key: -self.seen[key])[:5]
+        total = sum(self.times.values())
+        most = sorted(self.shown, key=lambda key: -self.times[key])[:5]
         return {
             "repeated": self.repeated,
             "share": round(self.repeated / total, 4) if total else 0.0,
-            "most": [{"times": self.seen[key], "text": self.shown[key]} for key in most],
+            "most": [{"times": self.times[key], "text": self.shown[key]} for key in most],
         }
 
 
 @dataclass(slots=True)
 class RunSummary:
-    """A run's samples in numbers. Lengths are in tokens and of accepted samples.
+    """The samples of a run in numbers; lengths are in tokens, of accepted samples.
 
-    Prompt and output are counted by generation, thinking and answer by sample: of a conversation
-    only their sums are on record. `steps` counts the verifications that the engine's accept
-    lengths stand for.
+    Lengths of prompts and outputs are counted by generation. Those of thinking and answers are
+    counted by sample, since a sample has only their sums over its turns. `speculated` counts the
+    output tokens of generations that have an accept length, `steps` the verification steps that
+    these took: their quotient is the mean accept length.
     """
 
     run: str
@@ -112,7 +117,7 @@ class RunSummary:
         self._add_generations(sample)
 
     def _add_generations(self, sample: Sample) -> None:
-        answers = [one for one in sample["messages"] if one["role"] == "assistant"]
+        answers = [message for message in sample["messages"] if message["role"] == "assistant"]
         for generation, message in zip(sample["generations"], answers, strict=True):
             output = generation["output_ids"]
             self.generations += 1
@@ -139,7 +144,7 @@ class RunSummary:
             "finish_reasons": dict(self.finish_reasons.most_common()),
             "attempts": {str(n): count for n, count in sorted(self.attempts.items())},
             "engines": dict(self.engines.most_common()),
-            "lengths": {name: found.to_json() for name, found in self.lengths.items()},
+            "lengths": {name: lengths.to_json() for name, lengths in self.lengths.items()},
             "commonest_output": {"length": length, "share": round(share, 4)},
             "domains": _groups(self.domains),
             "sources": _groups(self.sources),
@@ -149,39 +154,46 @@ class RunSummary:
         }
 
 
-def _groups(found: dict[str, GroupStats]) -> dict[str, Any]:
-    return {name: group.to_json() for name, group in sorted(found.items())}
+def _groups(groups: dict[str, GroupStats]) -> dict[str, Any]:
+    return {name: group.to_json() for name, group in sorted(groups.items())}
 
 
 def summarise(blobs: Blobs, run: str, progress: Progress | None = None) -> dict[str, Any]:
-    """Read every committed sample of a run. Blocks; reads only; holds a hash for each answer.
+    """Summarise every committed sample of a run: `RunSummary.to_json`, and `missing`.
 
-    `missing` names the batches that are not committed yet. UnknownRunError for an unknown run.
+    `missing` names the batches that are not committed yet. Blocks on S3 and changes nothing; holds
+    a hash for each answer. UnknownRunError for an unknown run, ConflictError for a damaged object.
     """
-    shot = snapshot(blobs, run)
-    summary = RunSummary(run, shot.record.prompts)
-    for sample in samples(blobs, shot, rejected=True, progress=progress):
+    committed = snapshot(blobs, run)
+    summary = RunSummary(run, committed.record.prompts)
+    for sample in samples(blobs, committed, rejected=True, progress=progress):
         summary.add(sample)
-    return summary.to_json() | {"missing": list(shot.missing)}
+    return summary.to_json() | {"missing": list(committed.missing)}
 
 
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """(what, in one, in the other) for the numbers that two summaries are compared by."""
-    reasons = sorted({*one["rejected"], *other["rejected"]})
+def differences(first: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """(what, in the first, in the other) for the numbers that two summaries are compared by.
+
+    The summaries are those of `summarise`.
+    """
+    reasons = sorted({*first["rejected"], *other["rejected"]})
     rows = [
-        ("accepted", *_shares(one, other, lambda s: s["accepted"])),
-        *((why, *_shares(one, other, lambda s, w=why: s["rejected"].get(w, 0))) for why in reasons),
+        ("accepted", *_shares(first, other, lambda s: s["accepted"])),
+        *(
+            (why, *_shares(first, other, lambda s, w=why: s["rejected"].get(w, 0)))
+            for why in reasons
+        ),
     ]
     for name in LENGTHS:
         for key in ("mean", "median", "p90", "p99"):
-            rows.append((f"{name} {key}", one["lengths"][name][key], other["lengths"][name][key]))
+            rows.append((f"{name} {key}", first["lengths"][name][key], other["lengths"][name][key]))
     for key in ("repeated_outputs", "repeated_answers"):
-        rows.append((key.replace("_", " "), one[key]["share"], other[key]["share"]))
-    rows.append(("accept length", one["accept_length"], other["accept_length"]))
+        rows.append((key.replace("_", " "), first[key]["share"], other[key]["share"]))
+    rows.append(("accept length", first["accept_length"], other["accept_length"]))
     return rows
 
 
-def _shares(one: dict[str, Any], other: dict[str, Any], of: Any) -> Iterable[float]:
-    for summary in (one, other):
+def _shares(first: dict[str, Any], other: dict[str, Any], of: Any) -> Iterable[float]:
+    for summary in (first, other):
         settled = summary["accepted"] + sum(summary["rejected"].values())
         yield round(of(summary) / settled, 4) if settled else 0.0

@@ -11,7 +11,7 @@ _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
 def page(runs: list[dict[str, Any]], compared: list[tuple[str, float, float]]) -> str:
-    """The page of one summary, or of two with what they differ in. All text is escaped."""
+    """The page of one summary, or of two with their `differences`. All text is escaped."""
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         _TEMPLATE.read_text(encoding="utf-8")
     )

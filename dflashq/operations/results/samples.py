@@ -1,4 +1,4 @@
-"""The current samples of a run, from S3: revisions in the place of the rejected rows they ran."""
+"""The current samples of a run, from S3; a revision takes the place of the rows it ran again."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class BatchCommits:
 
 @dataclass(frozen=True, slots=True)
 class CommittedRun:
-    """What of a run is committed now; `digest` names exactly these objects.
+    """The commits of a run at one moment.
 
-    `missing` are the batches and revisions that are not committed yet.
+    `missing` names the batches and revisions that were not committed then.
     """
 
     record: RunRecord
@@ -41,50 +41,58 @@ class CommittedRun:
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) over the sha256 of every committed object."""
+        """sha256 (hex) over the names and the hashes of exactly these objects."""
         rows = [[ref.key, ref.sha256, ref.rejected_sha256] for b in self.batches for ref in b.refs]
         return hashlib.sha256(canonical_json(rows)).hexdigest()
 
 
 def snapshot(blobs: Blobs, run: str) -> CommittedRun:
-    """Look at every batch's commit once (a HEAD each); UnknownRunError for an unknown run."""
+    """The commits of a run as they are now; costs a HEAD for each batch.
+
+    Blocks on S3. UnknownRunError for an unknown run, ConflictError for a commit of another run.
+    """
     record = runs.read_run(blobs, run)
-    again: dict[int, list[str]] = {}
+    revisions: dict[int, list[str]] = {}
     for revision in runs.revisions(blobs, run):
         number, _ = keys.parse_batch(revision.batch.name)
-        again.setdefault(number, []).append(revision.batch.name)
-    found, missing = [], []
+        revisions.setdefault(number, []).append(revision.batch.name)
+    batches, missing = [], []
     for number, batch in enumerate(record.batches):
         refs = []
-        for name in (batch.name, *again.get(number, [])):
+        for name in (batch.name, *revisions.get(number, [])):
             ref = commits.read_reference(blobs, run, name, record.fingerprint)
             if ref is None:
                 missing.append(name)
             else:
                 refs.append(ref)
-        found.append(BatchCommits(batch, tuple(refs)))
-    return CommittedRun(record, tuple(found), tuple(missing))
+        batches.append(BatchCommits(batch, tuple(refs)))
+    return CommittedRun(record, tuple(batches), tuple(missing))
 
 
 def samples(
-    blobs: Blobs, shot: CommittedRun, *, rejected: bool = False, progress: Progress | None = None
+    blobs: Blobs,
+    committed: CommittedRun,
+    *,
+    rejected: bool = False,
+    progress: Progress | None = None,
 ) -> Iterator[Sample]:
-    """The samples of a snapshot, in index order; with `rejected` also those (they have `reason`).
+    """The samples of a snapshot, in index order; with `rejected` the rejected ones too.
 
-    Holds the objects of one batch. Blocks on S3. ConflictError when an object is damaged or an
-    index comes twice.
-    `progress(done, of)` is called after every batch.
+    Only rejected samples have a `reason`. `progress(done, of)` is called after every batch. Blocks
+    on S3; holds the objects of one batch. ConflictError when an object is damaged or an index was
+    accepted twice.
     """
-    for number, batch in enumerate(shot.batches, 1):
+    for number, batch in enumerate(committed.batches, 1):
         yield from batch_samples(blobs, batch, rejected=rejected)
         if progress is not None:
-            progress(number, len(shot.batches))
+            progress(number, len(committed.batches))
 
 
 def batch_samples(blobs: Blobs, batch: BatchCommits, *, rejected: bool = False) -> Iterator[Sample]:
-    """The samples of one batch, in index order, revisions over what they supersede.
+    """The samples of one batch, in index order; a revision's in place of those it ran again.
 
-    Decodes a sample as it is asked for. ConflictError when an object is damaged or not in order.
+    Each is decoded when the caller asks for it. Blocks on S3. ConflictError when an object is
+    damaged or not in order, or an index was accepted twice.
     """
     streams = [_ranked(ACCEPTED, commits.accepted_rows(blobs, ref)) for ref in batch.refs]
     if rejected:
@@ -92,16 +100,18 @@ def batch_samples(blobs: Blobs, batch: BatchCommits, *, rejected: bool = False) 
     before = -1
     merged = heapq.merge(*streams, key=lambda pair: pair[1]["index"])
     for index, group in itertools.groupby(merged, key=lambda pair: pair[1]["index"]):
-        found = list(group)
-        accepted = sum(rank == ACCEPTED for rank, _ in found)
+        ranked = list(group)
+        accepted = sum(rank == ACCEPTED for rank, _ in ranked)
         if index <= before or accepted > 1:
             raise ConflictError(
                 f"{batch.batch.name}: index {index} was accepted twice, or its rows are not in "
                 "order. `dflashq verify` says more; nothing was written."
             )
         before = index
-        # Of several rejected rows the last revision's stands: the streams are merged in order.
-        yield max(enumerate(found), key=lambda one: (one[1][0], one[0]))[1][1]
+        # An accepted row stands; of several rejected ones the last, since the streams are merged in
+        # the order of the revisions.
+        _, (_, sample) = max(enumerate(ranked), key=lambda item: (item[1][0], item[0]))
+        yield sample
 
 
 def _ranked(rank: int, rows: Iterator[Sample]) -> Iterator[tuple[int, Sample]]:

@@ -1,4 +1,4 @@
-"""One sample of a run, whole, with where it came from."""
+"""One sample of a run, whole, with its origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dflashq.operations.results.samples import BatchCommits, Sample, batch_sampl
 class SampleDetails:
     """A sample with its run's spec, the batch that holds it, and its engine records by id.
 
-    An engine whose record is lost is left out.
+    An engine whose record is not on S3 is left out.
     """
 
     sample: Sample
@@ -27,31 +27,31 @@ class SampleDetails:
 
 
 def show(blobs: Blobs, run: str, index: int) -> SampleDetails:
-    """The current sample of a prompt, accepted or rejected. Blocks; reads one batch.
+    """The current sample of a prompt, accepted or rejected. Blocks on S3: reads one batch.
 
     DflashqError when the run has no such index, when its batch is not committed yet, or when its
-    record was lost; UnknownRunError for an unknown run.
+    row was lost; UnknownRunError for an unknown run, ConflictError for a damaged object.
     """
-    shot = snapshot(blobs, run)
-    home = next((b for b in shot.batches if b.batch.first <= index <= b.batch.last), None)
+    committed = snapshot(blobs, run)
+    home = next((b for b in committed.batches if b.batch.first <= index <= b.batch.last), None)
     if home is None:
-        last = shot.record.prompts - 1
+        last = committed.record.prompts - 1
         raise DflashqError(f"run {run!r} has no index {index}: its prompts are 0 to {last}.")
     if not home.refs:
         raise DflashqError(
             f"index {index} is in {home.batch.name}, which is not committed yet: "
-            f"`dflashq status {run}` tells how the run fares."
+            f"`dflashq status {run}` shows its progress."
         )
     for sample in batch_samples(blobs, home, rejected=True):
         if sample["index"] == index:
-            return _shown(blobs, shot.record, home, sample)
+            return _details(blobs, committed.record, home, sample)
     raise DflashqError(
         f"index {index} of run {run!r} is rejected as unrecorded: its row was lost before it was "
         f"stored. `dflashq backfill {run} --rejected unrecorded` runs it again."
     )
 
 
-def _shown(blobs: Blobs, record: RunRecord, home: BatchCommits, sample: Sample) -> SampleDetails:
+def _details(blobs: Blobs, record: RunRecord, home: BatchCommits, sample: Sample) -> SampleDetails:
     engines: dict[str, dict[str, Any]] = {}
     for generation in sample.get("generations", ()):
         engine = generation["engine"]

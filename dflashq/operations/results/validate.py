@@ -1,4 +1,4 @@
-"""Validate: what is wrong with training data that others made, counted by kind."""
+"""Validate training data from any source: its defects, counted by kind."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from dflashq.prompts.records import records
 
 ENDINGS = (".jsonl", ".json", ".gz", ".zst")
 EXAMPLES = 3
-# A share of rows above which a kind fails the data; what is not here: 1 %.
+# The share of rows above which a kind of defect fails the data, where it is not LIMIT.
 LIMITS = {"bad_json": 0.0, "bad_ids": 0.0, "repeated": 0.05, "same_length": 0.05}
 LIMIT = 0.01
-# Among few rows some length is always common.
+# Among fewer rows, some length is always frequent: it is no defect.
 ENOUGH = 100
 
 
 @dataclass(slots=True)
 class DatasetReport:
-    """What was found: rows, and by kind their count and the first places.
+    """The rows of a data set, and its defects by kind: their number and the first places.
 
-    Lengths are in `unit`: supervised tokens, or characters of the last answer with its thinking.
+    `shapes` counts the rows by their form, token ids or conversations. Lengths are in `unit`:
+    supervised tokens, or characters of the last answer with its thinking.
     """
 
     limits: dict[str, float]
@@ -84,27 +85,30 @@ def validate(
     limits: Mapping[str, float],
     progress: Callable[[int, int], None],
 ) -> DatasetReport:
-    """Examine every row of a file, or of all data files under a folder. Blocks; reads only.
+    """Examine every row of a file, or of all data files under a folder.
 
-    Holds one row and 8 bytes for each answer. UsageError when there is nothing to read or a limit
-    names no kind, InputError when a file cannot be read to its end.
+    `markers` are the special ids of the tokenizer; without them, the ends and the think tags of
+    token rows are not checked. `limits` replace the limits of single kinds. `progress(done, of)` is
+    called after every file. Blocks and changes nothing; holds one row, and a hash for each answer.
+    UsageError when there is nothing to read or a limit names no kind, InputError when a file cannot
+    be read to its end.
     """
     if unknown := set(limits) - set(KINDS):
         raise UsageError(f"there is no kind {sorted(unknown)[0]!r}: {', '.join(KINDS)}")
-    found = DatasetReport({kind: LIMITS.get(kind, LIMIT) for kind in KINDS} | dict(limits))
+    report = DatasetReport({kind: LIMITS.get(kind, LIMIT) for kind in KINDS} | dict(limits))
     files = _files(path)
-    seen: set[bytes] = set()
+    answers: set[bytes] = set()
     for number, file in enumerate(files, 1):
-        found.files.append(str(file))
-        for line, finding in _findings(file, markers, min_supervised):
-            _count(found, finding, f"{file}:{line}", seen)
+        report.files.append(str(file))
+        for line, defects in _defects(file, markers, min_supervised):
+            _count(report, defects, f"{file}:{line}", answers)
         progress(number, len(files))
-    if not found.rows:
+    if not report.rows:
         raise UsageError(f"{path} has no rows")
-    if found.rows >= ENOUGH:
-        length, share = found.lengths.most_common()
-        found.kinds["same_length"] = found.lengths.counts[length] if share else 0
-    return found
+    if report.rows >= ENOUGH:
+        length, share = report.lengths.most_common()
+        report.kinds["same_length"] = report.lengths.counts[length] if share else 0
+    return report
 
 
 def _files(path: Path) -> list[Path]:
@@ -113,18 +117,18 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     files = [
-        one
-        for one in sorted(path.rglob("*"))
-        if one.is_file() and one.suffix in ENDINGS and not one.name.startswith(".")
+        file
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.suffix in ENDINGS and not file.name.startswith(".")
     ]
-    # An export's own record is no data.
-    files = [one for one in files if one.name != "export.json"]
+    # The manifest of an export is no data.
+    files = [file for file in files if file.name != "export.json"]
     if not files:
         raise UsageError(f"{path} holds no file ending in {', '.join(ENDINGS)}")
     return files
 
 
-def _findings(
+def _defects(
     file: Path, markers: SpecialTokens | None, min_supervised: int
 ) -> Iterator[tuple[int, RowDefects]]:
     for record in records(str(file), utf8_chunks(file)):
@@ -134,28 +138,32 @@ def _findings(
             yield record.line, examine(record.value, markers, min_supervised)
 
 
-def _count(found: DatasetReport, finding: RowDefects, place: str, seen: set[bytes]) -> None:
-    kinds = set(finding.kinds)
-    if finding.answer is not None:
-        if finding.answer in seen:
+def _count(report: DatasetReport, defects: RowDefects, place: str, answers: set[bytes]) -> None:
+    """Count one row; `answers` holds the hashes of the answers before it."""
+    kinds = set(defects.kinds)
+    if defects.answer is not None:
+        if defects.answer in answers:
             kinds.add("repeated")
-        seen.add(finding.answer)
-    found.rows += 1
-    found.shapes[finding.shape] += 1
-    found.kinds.update(kinds)
+        answers.add(defects.answer)
+    report.rows += 1
+    report.shapes[defects.shape] += 1
+    report.kinds.update(kinds)
     for kind in kinds:
-        places = found.examples.setdefault(kind, [])
+        places = report.examples.setdefault(kind, [])
         if len(places) < EXAMPLES:
             places.append(place)
-    if finding.length is not None:
-        found.lengths.add(finding.length)
+    if defects.length is not None:
+        report.lengths.add(defects.length)
 
 
 def read_markers(folder: Path) -> SpecialTokens:
-    """The special ids of a tokenizer folder, from its files alone. UsageError when it has none."""
+    """The special ids of a tokenizer, from the files of its folder, without loading it.
+
+    Blocks. UsageError when a file cannot be read or no end token is named.
+    """
     try:
         tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
-        vocabulary = {one["content"]: int(one["id"]) for one in tokenizer["added_tokens"]}
+        vocabulary = {token["content"]: int(token["id"]) for token in tokenizer["added_tokens"]}
         words = tokenizer["model"]["vocab"]
         blanks = blank_ids(words) if isinstance(words, dict) else frozenset()
     except (OSError, ValueError, KeyError, TypeError) as exc:

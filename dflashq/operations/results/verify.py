@@ -21,10 +21,11 @@ ACCEPTED = "accepted"
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What `verify` found; clean when `problems` is empty and no batch is missing.
+    """What `verify` read; clean when `problems` is empty and no batch is missing.
 
-    `objects` has a row for every committed batch: its object, its sha256, its index range and
-    what it rejected, for the manifest.
+    `committed` counts the committed of the `batches`, revisions not among them; `rejected` counts
+    prompts by reason. `objects` has a row for every committed batch, for the manifest: its object,
+    its sha256, its indexes and what it rejected.
     """
 
     run: str
@@ -50,8 +51,8 @@ def verify(
 ) -> VerifyReport:
     """Read every committed object of a run and account for every index.
 
-    Blocks; reads only. `progress(done, of)` is called after every batch. UnknownRunError when
-    there is no such run.
+    Blocks on S3 and changes nothing. `progress(done, of)` is called after every batch. Whatever is
+    wrong with the run becomes a problem in the report; UnknownRunError when there is no such run.
     """
     record = runs.read_run(blobs, run)
     report = VerifyReport(run, record.fingerprint, record.prompts, len(record.batches))
@@ -77,24 +78,24 @@ def verify(
 
 
 def _compare_manifest(blobs: Blobs, report: VerifyReport) -> None:
-    """What the manifest of a finished run names must still be there, byte for byte."""
+    """What the manifest of a finished run names must still be on S3, byte for byte."""
     try:
         manifest = json.loads(blobs.get(keys.manifest_json(report.run)).body)
     except BlobMissingError:
         return
     if manifest["fingerprint"] != report.fingerprint:
         report.problems.append("manifest.json belongs to another run")
-    found = {row["batch"]: row["sha256"] for row in report.objects}
+    actual = {row["batch"]: row["sha256"] for row in report.objects}
     for row in manifest["objects"]:
-        if found.get(row["batch"]) != row["sha256"]:
+        if actual.get(row["batch"]) != row["sha256"]:
             report.problems.append(
                 f"{row['batch']}: the manifest names sha256 {row['sha256'][:12]}…, found "
-                f"{found.get(row['batch'], 'nothing')[:12]}"
+                f"{actual.get(row['batch'], 'nothing')[:12]}"
             )
 
 
 def _check_ranges(record: RunRecord, report: VerifyReport) -> None:
-    """The batches tile 0..prompts-1: then a batch's own index set proves the run's."""
+    """The batches must cover 0..prompts-1 without a gap: then theirs prove the run's index set."""
     expected = 0
     for batch in record.batches:
         if batch.first != expected or batch.last - batch.first + 1 != batch.prompts:
@@ -116,14 +117,14 @@ def _check_foreign(
 def _commit(
     blobs: Blobs, record: RunRecord, batch: str, indexes: set[int], report: VerifyReport
 ) -> Commit | None:
-    """A committed batch, its counts compared; None when it is missing or not ours (reported)."""
+    """A committed batch, its counts compared; None, with a problem, when missing or not ours."""
     try:
         commit = read_commit(blobs, record.name, batch, record.fingerprint, indexes)
     except BlobMissingError:
         report.missing.append(f"{batch}: {counted(len(indexes), 'prompt')} not committed yet")
         return None
     except (ConflictError, ValueError, KeyError, TypeError) as exc:
-        # The last three: rows that no worker of ours wrote, under metadata that says so.
+        # The last three: rows that no worker wrote, under metadata that claims it.
         report.problems.append(f"{batch}: {exc if str(exc) else type(exc).__name__}")
         return None
     counts = Counter(commit.reasons.values())
@@ -138,17 +139,17 @@ def _commit(
 
 
 def _object_row(batch: str, commit: Commit, indexes: set[int]) -> dict[str, Any]:
-    """One committed batch: its accepted indexes are the range (or list) without the rejected."""
+    """The manifest's row of a batch; its accepted indexes are `indexes` without the rejected."""
     ref = commit.ref
-    whole = len(indexes) == max(indexes) - min(indexes) + 1
+    is_range = len(indexes) == max(indexes) - min(indexes) + 1
     return {
         "batch": batch,
         "key": ref.key,
         "sha256": ref.sha256,
         "rejected_key": ref.rejected_key,
         "rejected_sha256": ref.rejected_sha256,
-        "indexes": [min(indexes), max(indexes)] if whole else sorted(indexes),
-        "is_range": whole,
+        "indexes": [min(indexes), max(indexes)] if is_range else sorted(indexes),
+        "is_range": is_range,
         "rejected": {str(index): why for index, why in sorted(commit.reasons.items())},
         "rows": len(commit.accepted),
         "tokens": ref.counts.get("output_tokens", 0),

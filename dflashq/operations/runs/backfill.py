@@ -1,4 +1,4 @@
-"""Run again what failed: dead batches under their own number, rejected prompts as a revision."""
+"""Run again what failed: dead batches under their own name, rejected prompts as a revision."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec, keys
 from dflashq.core.errors import BlobMissingError, DflashqError
 from dflashq.core.model import BatchRecord, Prompt, RunRecord
+from dflashq.core.states import RunState
 from dflashq.ledger import Hints, Ledger
 from dflashq.ledger.models import RunStatus
 from dflashq.operations.runs.hinting import hint_pending
@@ -19,11 +20,15 @@ from dflashq.operations.runs.hinting import hint_pending
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult:
-    """What was put back to work; `state` is the run's: while it is paused, nothing of it begins."""
+    """What was put back to work.
+
+    `revived` names batches, `revisions` maps each new revision to its number of prompts. While the
+    run's `state` is paused, nothing of it begins.
+    """
 
     revived: list[str] = field(default_factory=list)
     revisions: dict[str, int] = field(default_factory=dict)
-    state: str = "active"
+    state: RunState = RunState.ACTIVE
 
     @property
     def prompts(self) -> int:
@@ -32,16 +37,19 @@ class BackfillResult:
 
 
 def revive(ledger: Ledger, hints: Hints, run: str) -> BackfillResult:
-    """Dead batches get their attempts back. DflashqError for a cancelled run. Safe to repeat."""
-    status = _going(ledger, run)
+    """Give dead batches their attempts back, and hint them.
+
+    Blocks on Redis; safe to repeat. DflashqError for a cancelled or unknown run.
+    """
+    status = _status_unless_cancelled(ledger, run)
     revived = ledger.revive(run, "revived by backfill")
     hint_pending(ledger, hints, status.queue)
     return BackfillResult(revived=revived, state=status.state)
 
 
-def _going(ledger: Ledger, run: str) -> RunStatus:
+def _status_unless_cancelled(ledger: Ledger, run: str) -> RunStatus:
     status = ledger.status(run)
-    if status.state == "cancelled":
+    if status.state == RunState.CANCELLED:
         raise DflashqError(
             f"run {run!r} is cancelled for good: nothing of it is run again. What it committed is "
             "on S3; enqueue the prompts under another name."
@@ -52,36 +60,40 @@ def _going(ledger: Ledger, run: str) -> RunStatus:
 def rerun_rejected(
     ledger: Ledger, blobs: Blobs, hints: Hints, run: str, reason: str | None
 ) -> BackfillResult:
-    """Rejected prompts (of one reason, or all) again, as one revision a batch.
+    """Run rejected prompts again, those with `reason` or all: one revision for each batch.
 
-    Prompts of a revision that is not committed yet are on their way already: asked twice, it
-    changes nothing, and one that was killed half-way is finished. Blocks; reads every committed
-    batch. DflashqError for a cancelled run.
+    Prompts of a revision that is not committed yet are left out. So a second call changes nothing,
+    and finishes what an interrupted first one began. Blocks on Redis and S3: reads every committed
+    batch. DflashqError for a cancelled or unknown run, ConflictError for a damaged object.
     """
     record = runs.read_run(blobs, run)
-    status = _going(ledger, run)
-    # A revision may be on record that the ledger never heard of, or has forgotten.
+    status = _status_unless_cancelled(ledger, run)
+    # S3 may hold a revision that an interrupted call, or a lost Redis, left out of the ledger.
     ledger.add(run, [revision.batch.name for revision in runs.revisions(blobs, run)])
-    made = {}
+    prompts = {}
     for number, batch in enumerate(record.batches):
-        chosen = _chosen(blobs, record, batch, number, reason)
-        if chosen is None:
+        to_rerun = _next_revision(blobs, record, batch, number, reason)
+        if to_rerun is None:
             continue
-        name, reasons = chosen
-        revision = _revision(blobs, record, batch, name, reasons)
+        name, reasons = to_rerun
+        revision = _upload_prompts(blobs, record, batch, name, reasons)
         runs.write_revision(blobs, run, revision)
         ledger.add(run, [name])
-        made[name] = len(reasons)
-    # With a revision for each batch that an enqueue left out, the run would count as finished.
+        prompts[name] = len(reasons)
+    # A run is finished when as many batches are done as it has. So revisions must not stand in for
+    # batches that an enqueue left out.
     ledger.add(run, [batch.name for batch in record.batches])
     hint_pending(ledger, hints, status.queue)
-    return BackfillResult(revisions=made, state=status.state)
+    return BackfillResult(revisions=prompts, state=status.state)
 
 
-def _chosen(
+def _next_revision(
     blobs: Blobs, record: RunRecord, batch: BatchRecord, number: int, reason: str | None
 ) -> tuple[str, dict[int, str]] | None:
-    """The next revision's name and the rejected indexes it runs again; None when there are none."""
+    """The name of the next revision, and the reasons of the prompts that it runs, by index.
+
+    None when it would run none.
+    """
     indexes = set(range(batch.first, batch.last + 1))
     try:
         rejected = dict(
@@ -92,10 +104,10 @@ def _chosen(
     following = 1
     for revision in _revisions(blobs, record, number):
         following += 1
-        again = {prompt.index for prompt in runs.read_prompts(blobs, revision.batch)}
-        rejected = {i: why for i, why in rejected.items() if i not in again}
+        rerun = {prompt.index for prompt in runs.read_prompts(blobs, revision.batch)}
+        rejected = {i: why for i, why in rejected.items() if i not in rerun}
         try:
-            commit = read_commit(blobs, record.name, revision.batch.name, record.fingerprint, again)
+            commit = read_commit(blobs, record.name, revision.batch.name, record.fingerprint, rerun)
         except BlobMissingError:
             continue
         rejected |= commit.reasons
@@ -113,7 +125,7 @@ def _revisions(blobs: Blobs, record: RunRecord, number: int) -> Iterator[runs.Re
         following += 1
 
 
-def _revision(
+def _upload_prompts(
     blobs: Blobs, record: RunRecord, batch: BatchRecord, name: str, reasons: dict[int, str]
 ) -> runs.Revision:
     """Upload the prompts of a revision; its record names them."""
@@ -123,5 +135,5 @@ def _revision(
     key = keys.prompts_object(record.name, name, digest)
     blobs.put_absent(key, body, {"sha256": digest})
     indexes = [prompt.index for prompt in prompts]
-    made = BatchRecord(name, key, digest, len(prompts), min(indexes), max(indexes))
-    return runs.Revision(made, dict(Counter(reasons.values())))
+    rerun = BatchRecord(name, key, digest, len(prompts), min(indexes), max(indexes))
+    return runs.Revision(rerun, dict(Counter(reasons.values())))

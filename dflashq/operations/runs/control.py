@@ -5,29 +5,31 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from dflashq.blobs import runs
 from dflashq.blobs.s3 import Blobs
 from dflashq.core.errors import DflashqError, LedgerUnreachableError
+from dflashq.core.states import BatchState, RunState
 from dflashq.ledger import Hints, Ledger
 from dflashq.ledger.models import RunStatus
 from dflashq.operations.runs.hinting import hint_pending
+from dflashq.stages.run_state import set_run_state
 
 log = logging.getLogger(__name__)
-
-ACTIVE, PAUSED, CANCELLED = "active", "paused", "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeResult:
-    """What a resume did: the state that now holds, and what goes on, in a clause."""
+    """What a resume did: the state that now holds, and `clause`, which says what goes on."""
 
-    state: str
+    state: RunState
     clause: str
 
 
-def pause(ledger: Ledger, blobs: Blobs, run: str, reason: str) -> str:
-    """Workers hand the run's batches back within seconds; what is finished stays kept."""
-    return _change(ledger, blobs, run, PAUSED, reason)
+def pause(ledger: Ledger, blobs: Blobs, run: str, reason: str) -> RunState:
+    """Pause a run: its workers hand their batches back within seconds, finished work stays kept.
+
+    Blocks on Redis and S3; safe to repeat. DflashqError for a cancelled or unknown run.
+    """
+    return _change(ledger, blobs, run, RunState.PAUSED, reason)
 
 
 def resume(
@@ -35,17 +37,18 @@ def resume(
 ) -> ResumeResult:
     """Go on where the run was; its pending batches are hinted again.
 
-    A canary that is dead gets its attempts back, one that the ledger has lost is added again.
-    `accept` takes things as they are, on record in the run's state on S3: a dead canary is left
-    dead and nobody waits for it; otherwise it counts as passed, and any share of rejections is
-    tolerated from now on. Blocks; safe to repeat. DflashqError for a cancelled or unknown run.
+    A dead canary gets its attempts back; one that the ledger has lost is added again. With
+    `accept`, the others do not wait for the canary any more: a dead one stays dead, a done one
+    counts as passed, and then any share of rejections is tolerated from now on. The run's state on
+    S3 records the acceptance. Blocks on Redis and S3; safe to repeat. DflashqError for a cancelled
+    or unknown run.
     """
     status = ledger.status(run)
-    if status.state == CANCELLED:
-        raise DflashqError(_for_good(run, CANCELLED))
+    if status.state == RunState.CANCELLED:
+        raise DflashqError(_for_good(run, RunState.CANCELLED))
     clause = _accept(ledger, status) if accept else _try_again(ledger, status)
     reason = f"resumed; {clause}" if accept else ""
-    state = _change(ledger, blobs, run, ACTIVE, reason)
+    state = _change(ledger, blobs, run, RunState.ACTIVE, reason)
     try:
         hint_pending(ledger, hints, status.queue)
     except LedgerUnreachableError as exc:
@@ -54,15 +57,18 @@ def resume(
 
 
 def _try_again(ledger: Ledger, status: RunStatus) -> str:
-    """See that the canary can run; before the run is active, or a worker's look pauses it again."""
+    """See that the canary can run; returns what goes on.
+
+    This comes before the run is active: a worker would meet the dead canary and pause it again.
+    """
     run, canary = status.name, status.waits_for
-    if status.canary == "dead":
+    if status.canary == BatchState.DEAD:
         ledger.revive(run, "revived by resume", [canary])
         return f"its canary ({canary}) is tried again, and the others wait until it has passed"
     if status.canary == "lost":
         ledger.add(run, [canary])
         return f"its canary ({canary}) is added again, and the others wait until it has passed"
-    if status.canary == "done":
+    if status.canary == BatchState.DONE:
         return (
             f"its canary ({canary}) is judged again, from the results that it has: if they were "
             f"the reason of the pause, the run pauses again. `dflashq resume {run} --accept` takes "
@@ -74,9 +80,12 @@ def _try_again(ledger: Ledger, status: RunStatus) -> str:
 
 
 def _accept(ledger: Ledger, status: RunStatus) -> str:
-    """Let the others go; what was never judged makes no rejection tolerable."""
+    """Let the others go; returns what goes on.
+
+    Rejections are tolerated only where the canary is done, since only then has a person seen any.
+    """
     run, canary = status.name, status.waits_for
-    if status.canary == "dead":
+    if status.canary == BatchState.DEAD:
         ledger.release_canary(run)
         return (
             f"it goes on without its canary ({canary}), which stays dead until "
@@ -86,27 +95,29 @@ def _accept(ledger: Ledger, status: RunStatus) -> str:
         ledger.add(run, [canary])
         ledger.release_canary(run)
         return f"its canary ({canary}) is added again, as a batch that nobody waits for"
-    if status.canary in ("pending", "leased"):
+    if status.canary in (BatchState.PENDING, BatchState.LEASED):
         ledger.release_canary(run)
         return f"it goes on without waiting for its canary ({canary})"
     ledger.release_canary(run, tolerated=1.0)
     return "a person accepted its rejections as they are"
 
 
-def cancel(ledger: Ledger, blobs: Blobs, run: str, reason: str) -> str:
-    """End the run for good; committed batches stay, kept work is dropped."""
-    return _change(ledger, blobs, run, CANCELLED, reason)
+def cancel(ledger: Ledger, blobs: Blobs, run: str, reason: str) -> RunState:
+    """End a run for good: committed batches stay, kept work is dropped.
+
+    Blocks on Redis and S3; safe to repeat. DflashqError for an unknown run.
+    """
+    return _change(ledger, blobs, run, RunState.CANCELLED, reason)
 
 
-def _change(ledger: Ledger, blobs: Blobs, run: str, state: str, reason: str) -> str:
-    now = ledger.set_state(run, state, reason)
-    if now != state:
-        raise DflashqError(_for_good(run, now))
-    runs.write_state(blobs, run, state, reason)
-    return now
+def _change(ledger: Ledger, blobs: Blobs, run: str, state: RunState, reason: str) -> RunState:
+    current = set_run_state(ledger, blobs, run, state, reason)
+    if current != state:
+        raise DflashqError(_for_good(run, current))
+    return current
 
 
-def _for_good(run: str, state: str) -> str:
+def _for_good(run: str, state: RunState) -> str:
     return (
         f"run {run!r} is {state} and stays so: what it committed is on S3. Enqueue the prompts "
         "under another name to go on."

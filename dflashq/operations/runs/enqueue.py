@@ -1,7 +1,7 @@
-"""Enqueue: read everything, upload the batches, write run.json last, then fill the outbox.
+"""Enqueue: upload the batches, write run.json, then add the batches to the ledger and hint them.
 
-Killed anywhere it can be done again: prompt objects are content-addressed, `run.json` is put only
-if absent, and what the ledger lacks is added.
+It may be killed at any point and done again: prompt objects are named by their content, `run.json`
+is put only if absent, and what the ledger lacks is added.
 """
 
 from __future__ import annotations
@@ -18,32 +18,34 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core import keys
 from dflashq.core.errors import ConflictError, SpecMismatchError, UsageError
 from dflashq.core.model import BatchRecord, RunRecord, RunSpec, fingerprint, spec_differences
+from dflashq.core.states import RunState
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.runs.hinting import hint_pending
 from dflashq.prompts.batches import PreparedBatch, PreparedBatches
 
 log = logging.getLogger(__name__)
 
-UPLOADS = 8
+UPLOADS = 8  # at a time
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class EnqueueResult:
-    """What an enqueue did: the run's record, whether it was there, batches and hints added.
+    """What an enqueue did. `continued`: the run was on S3 already.
 
-    `state` is the run's: a paused or cancelled one is not hinted.
+    `added` counts the batches that are new to the ledger, `hinted` the hints. A run whose `state`
+    is paused or cancelled is not hinted.
     """
 
     record: RunRecord
     continued: bool
     added: int
     hinted: int
-    state: str = "active"
+    state: RunState = RunState.ACTIVE
 
 
 def check_name(run: str) -> None:
-    """UsageError for a name that cannot be a run's."""
+    """UsageError for a name that no run can have."""
     if not keys.valid_run_name(run):
         raise UsageError(
             f"{run!r} is no run name: letters, digits, dot, dash and underscore, at most 100, "
@@ -52,7 +54,7 @@ def check_name(run: str) -> None:
 
 
 def run_record(run: str, spec: RunSpec, prepared: PreparedBatches, created: datetime) -> RunRecord:
-    """The record that this enqueue would write."""
+    """The record that an enqueue of these prompts writes; `created` is a time with its zone."""
     return RunRecord(
         name=run,
         spec=spec,
@@ -71,23 +73,21 @@ def _record(run: str, batch: PreparedBatch) -> BatchRecord:
 
 
 def canary_of(record: RunRecord) -> str:
-    """The batch that the others wait for; empty when the run has no canary."""
+    """The name of the batch that the others wait for; empty when the run has no canary."""
     return record.batches[0].name if record.spec.guard.canary else ""
 
 
-def refuse_other_spec(on_record: RunRecord, asked: RunRecord) -> None:
-    """SpecMismatchError when the name is taken by a run that is not this one."""
-    if on_record.fingerprint != asked.fingerprint:
+def refuse_other_spec(existing: RunRecord, new: RunRecord) -> None:
+    """SpecMismatchError when the run that exists under this name is another one."""
+    if existing.fingerprint != new.fingerprint:
         raise SpecMismatchError(
-            asked.name,
-            spec_differences(
-                on_record.spec, on_record.prompts_sha256, asked.spec, asked.prompts_sha256
-            ),
+            new.name,
+            spec_differences(existing.spec, existing.prompts_sha256, new.spec, new.prompts_sha256),
         )
 
 
-def existing(blobs: Blobs, run: str) -> RunRecord | None:
-    """The run of this name on S3, if any."""
+def existing_run(blobs: Blobs, run: str) -> RunRecord | None:
+    """The record of the run of this name on S3, None when there is none. Blocks. BlobError."""
     if blobs.head(keys.run_json(run)) is None:
         return None
     return runs.read_run(blobs, run)
@@ -97,24 +97,26 @@ def enqueue(
     ledger: Ledger,
     blobs: Blobs,
     hints: Hints,
-    asked: RunRecord,
+    new: RunRecord,
     prepared: PreparedBatches,
     progress: Progress,
 ) -> EnqueueResult:
-    """Upload, record and hint a spooled run; the same again continues it.
+    """Upload, record and hint a run whose batches are `prepared`.
 
-    Blocks. SpecMismatchError when the name is another run's; `progress(what, done, of)` is called
-    along the way. Nothing is hinted before everything is uploaded.
+    Nothing is hinted before everything is uploaded. `progress(what, done, of)` is called along the
+    way. Blocks on S3 and Redis; safe to repeat: the same call again continues the run.
+    SpecMismatchError when the name is another run's, ConflictError when the ledger or a prompt
+    object contradicts S3's record.
     """
     ledger.check()
     blobs.check_conditional_put("probes/")
-    record = existing(blobs, asked.name)
+    record = existing_run(blobs, new.name)
     continued = record is not None
     if record is None:
-        _upload(blobs, asked, prepared, progress)
-        written = runs.write_run(blobs, asked)
-        record = asked if written else runs.read_run(blobs, asked.name)
-    refuse_other_spec(record, asked)
+        _upload(blobs, new, prepared, progress)
+        written = runs.write_run(blobs, new)
+        record = new if written else runs.read_run(blobs, new.name)
+    refuse_other_spec(record, new)
     if continued:
         _restore_prompts(blobs, record, prepared, progress)
     return _fill(ledger, blobs, hints, record, continued, progress)
@@ -129,9 +131,14 @@ def _fill(
     progress: Progress,
 ) -> EnqueueResult:
     """Make the run known to the ledger and hint its batches."""
-    queue, forgotten = record.spec.queue, ledger.state(record.name) == "unknown"
+    queue = record.spec.queue
+    forgotten = ledger.state(record.name) == RunState.UNKNOWN
     known = ledger.register(
-        *(record.name, record.fingerprint, queue, record.prompts, len(record.batches)),
+        run=record.name,
+        fingerprint=record.fingerprint,
+        queue=queue,
+        prompts=record.prompts,
+        batches=len(record.batches),
         canary=canary_of(record),
     )
     if known != record.fingerprint:
@@ -154,15 +161,15 @@ def _fill(
 
 
 def _restore_state(ledger: Ledger, blobs: Blobs, run: str) -> None:
-    """A ledger that lost its memory learns from S3 that the run is paused or cancelled."""
+    """After a loss of Redis, S3 still has it that the run is paused or cancelled."""
     mirrored = runs.read_state(blobs, run)
-    if mirrored is not None and mirrored[0] != "active":
+    if mirrored is not None and mirrored[0] != RunState.ACTIVE:
         ledger.set_state(run, *mirrored)
 
 
-def _upload(blobs: Blobs, asked: RunRecord, prepared: PreparedBatches, progress: Progress) -> None:
-    """Every prompt object, several at a time; the first failure or Ctrl-C ends it."""
-    pairs = list(zip(asked.batches, prepared.batches, strict=True))
+def _upload(blobs: Blobs, new: RunRecord, prepared: PreparedBatches, progress: Progress) -> None:
+    """Put every prompt object, several at a time; the first failure or Ctrl-C cancels the rest."""
+    pairs = list(zip(new.batches, prepared.batches, strict=True))
     with ThreadPoolExecutor(UPLOADS) as pool:
         uploads = [pool.submit(_put, blobs, record, batch) for record, batch in pairs]
         try:
@@ -180,15 +187,15 @@ def _put(blobs: Blobs, record: BatchRecord, batch: PreparedBatch) -> None:
 def _restore_prompts(
     blobs: Blobs, record: RunRecord, prepared: PreparedBatches, progress: Progress
 ) -> None:
-    """Prompt objects that a run on record lacks (a cleaned bucket) are put again."""
-    held = set(blobs.list(f"{keys.run_prefix(record.name)}prompts/"))
-    spooled = {batch.name: batch for batch in prepared.batches}
-    lost = [batch for batch in record.batches if batch.key not in held]
+    """Put the prompt objects again that the run's record names and the bucket has lost."""
+    present = set(blobs.list(f"{keys.run_prefix(record.name)}prompts/"))
+    by_name = {batch.name: batch for batch in prepared.batches}
+    lost = [batch for batch in record.batches if batch.key not in present]
     for done, batch in enumerate(lost, 1):
-        if spooled[batch.name].sha256 != batch.sha256:
+        if by_name[batch.name].sha256 != batch.sha256:
             raise ConflictError(
                 f"{batch.key} is gone from S3 and cannot be made again byte for byte: put it back "
                 "from a backup, or enqueue under another --run name."
             )
-        _put(blobs, batch, spooled[batch.name])
+        _put(blobs, batch, by_name[batch.name])
         progress("restoring", done, len(lost))

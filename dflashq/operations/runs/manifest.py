@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def read_manifest(blobs: Blobs, run: str) -> dict[str, Any] | None:
-    """The manifest on S3, or None when the run never finished."""
+    """The manifest on S3, None when absent. Blocks. BlobError; ValueError for no JSON."""
     try:
         row: dict[str, Any] = json.loads(blobs.get(keys.manifest_json(run)).body)
     except BlobMissingError:
@@ -25,9 +25,10 @@ def read_manifest(blobs: Blobs, run: str) -> dict[str, Any] | None:
 
 
 def write_manifest(blobs: Blobs, run: str) -> VerifyReport:
-    """Prove the run from S3 and record the proof; nothing is written unless it is clean.
+    """Verify the run from S3 and write its manifest if it is clean; a problem is logged.
 
-    Blocks for as long as reading every committed object takes. Safe to repeat.
+    Blocks for as long as reading every committed object takes. Safe to repeat. UnknownRunError,
+    BlobError.
     """
     report = verify(blobs, run)
     if report.clean:
@@ -37,13 +38,15 @@ def write_manifest(blobs: Blobs, run: str) -> VerifyReport:
     else:
         log.error(
             "run finished but not clean: run=%s: %s: see dflashq verify %s",
-            *(run, (report.problems + report.missing)[:3], run),
+            run,
+            (report.problems + report.missing)[:3],
+            run,
         )
     return report
 
 
 def manifest_of(report: VerifyReport) -> dict[str, Any]:
-    """What is recorded of a clean report."""
+    """The manifest that a clean report becomes."""
     return {
         "run": report.run,
         "fingerprint": report.fingerprint,
@@ -56,5 +59,8 @@ def manifest_of(report: VerifyReport) -> dict[str, Any]:
 
 
 def withdraw_manifest(blobs: Blobs, run: str) -> None:
-    """A committed object is to be made anew: what was proven holds no longer. Safe to repeat."""
+    """Delete the manifest, since an object that it names is to be made again.
+
+    Blocks on S3; safe to repeat. BlobError.
+    """
     blobs.delete(keys.manifest_json(run))

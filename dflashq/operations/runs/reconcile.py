@@ -1,4 +1,4 @@
-"""Reconcile: make the ledger say what S3 holds. S3 is the truth, the ledger can be rebuilt."""
+"""Reconcile: make the ledger agree with S3, from which all of it can be rebuilt."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec, keys
 from dflashq.core.errors import BlobMissingError, ConflictError
 from dflashq.core.model import BatchRecord, ObjectRef, RunRecord, counters
+from dflashq.core.states import RunState
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.runs.enqueue import canary_of
 from dflashq.operations.runs.hinting import hint_pending
@@ -22,11 +23,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ReconcileResult:
-    """What the ledger did not know, or knew wrongly, and what was done about it."""
+    """Where the ledger differed from S3, and what was done about it.
+
+    `known`: the ledger had the run. `adopted` batches were done on S3 alone, `forgotten` ones in
+    the ledger alone. `added` counts batches that are pending again, `hinted` the hints. `conflicts`
+    maps a batch to why its object is not the run's, `quarantined` to where such an object is now.
+    """
 
     run: str
     known: bool
-    state: str
+    state: RunState
     adopted: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     added: int = 0
@@ -47,17 +53,18 @@ def reconcile(
     """Rebuild spec, state, done-set and counters of a run from S3, and hint what is missing.
 
     With `quarantine`, a commit object that is not this run's is moved aside and its batch runs
-    again. Blocks; safe to repeat, also under live workers: a leased batch is left to its holder.
-    UnknownRunError when S3 has no such run.
+    again. `progress(done, of)` is called after every batch. Blocks on S3 and Redis; safe to repeat,
+    also under live workers: a leased batch is left to its holder. UnknownRunError when S3 has no
+    such run, ConflictError when the ledger has another run of this name.
     """
     record = runs.read_run(blobs, run)
-    known = ledger.state(run) != "unknown"
+    known = ledger.state(run) != RunState.UNKNOWN
     result = ReconcileResult(run, known, _restore(ledger, blobs, record))
     done, dead = ledger.done(run), ledger.status(run).dead
     batches = list(_batches(blobs, record))
     missing = []
     for number, (batch, superseded) in enumerate(batches, 1):
-        ref = _committed(blobs, record, batch, result, quarantine, whole=batch.name in dead)
+        ref = _committed(blobs, record, batch, result, quarantine, read_bytes=batch.name in dead)
         name = batch.name
         if ref is None:
             if name in done:
@@ -77,11 +84,14 @@ def reconcile(
     return result
 
 
-def _restore(ledger: Ledger, blobs: Blobs, record: RunRecord) -> str:
+def _restore(ledger: Ledger, blobs: Blobs, record: RunRecord) -> RunState:
     """Make the run known with its state; returns the state that now holds."""
     on_record = ledger.register(
-        *(record.name, record.fingerprint, record.spec.queue),
-        *(record.prompts, len(record.batches)),
+        run=record.name,
+        fingerprint=record.fingerprint,
+        queue=record.spec.queue,
+        prompts=record.prompts,
+        batches=len(record.batches),
         canary=canary_of(record),
     )
     if on_record != record.fingerprint:
@@ -90,7 +100,7 @@ def _restore(ledger: Ledger, blobs: Blobs, record: RunRecord) -> str:
             f"than S3 does ({record.fingerprint[:12]}…): nothing was changed. One of the two is "
             "from elsewhere: check DFLASHQ_REDIS_URL and DFLASHQ_S3_BUCKET."
         )
-    state, reason = runs.read_state(blobs, record.name) or ("active", "")
+    state, reason = runs.read_state(blobs, record.name) or (RunState.ACTIVE, "")
     return ledger.set_state(record.name, state, reason)
 
 
@@ -109,17 +119,17 @@ def _committed(
     result: ReconcileResult,
     quarantine: bool,
     *,
-    whole: bool,
+    read_bytes: bool,
 ) -> ObjectRef | None:
-    """The reference of a batch's commit; None when there is none of ours.
+    """The reference of a batch's commit; None when this run has not committed it.
 
-    `whole`: read its bytes too, since this batch may be dead because of them.
+    `read_bytes`: check the object's bytes too, since the batch may have died because of them.
     """
     try:
         ref = read_reference(blobs, record.name, batch.name, record.fingerprint)
         lost = ref is not None and ref.rejected_key and blobs.head(ref.rejected_key) is None
-        if ref is not None and (lost or whole):
-            # With its rejected rows lost, who they were follows from the whole object.
+        if ref is not None and (lost or read_bytes):
+            # The indexes whose rejected rows are lost follow from the accepted ones.
             indexes = {prompt.index for prompt in runs.read_prompts(blobs, batch)}
             return read_commit(blobs, record.name, batch.name, record.fingerprint, indexes).ref
     except BlobMissingError:
@@ -135,7 +145,7 @@ def _committed(
 
 
 def _move_aside(blobs: Blobs, run: str, batch: str) -> str:
-    """Copy a commit object out of the way, then remove it; returns where it is now."""
+    """Copy a commit object to another key, then delete it; returns that key."""
     key = keys.completions_object(run, batch)
     blob = blobs.get(key)
     target = keys.quarantine_object(run, batch, codec.sha256(blob.body))

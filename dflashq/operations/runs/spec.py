@@ -1,4 +1,4 @@
-"""The spec of a run from an engine profile, with what the user asked to be otherwise."""
+"""The spec of a run: an engine profile's values, with the user's own in their place."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def run_spec(
     guard: Mapping[str, str] = {},
     retries: Sequence[str] = (),
 ) -> RunSpec:
-    """The profile's model, queue, sampling and guard; `sampling` and `guard` overlay them by name.
+    """The spec of the profile; `sampling` and `guard` replace its values by name.
 
-    Values are text, as on a command line; `retries` are the rungs of the ladder, such as
-    `truncated,looping:8192`. UsageError names each parameter that is unknown or out of range.
+    Values are text, as on a command line. `retries` are the steps of the retry ladder, such as
+    `truncated,looping:8192`. `thinking` None means the profile's own. UsageError names each
+    parameter that is unknown or out of range.
     """
     model = profile.model
     return RunSpec(
@@ -35,14 +36,14 @@ def run_spec(
         revision=model.revision,
         queue=profile.queue,
         thinking=model.thinking if thinking is None else thinking,
-        sampling=_overlaid(profile.sampling, sampling, "sampling"),
-        guard=_overlaid(profile.guard, guard, "guard"),
-        ladder=tuple(_rung(text) for text in retries),
+        sampling=_with_values(profile.sampling, sampling, "sampling"),
+        guard=_with_values(profile.guard, guard, "guard"),
+        ladder=tuple(_retry_step(text) for text in retries),
         batch_size=batch_size,
     )
 
 
-def _rung(text: str) -> RetryStep:
+def _retry_step(text: str) -> RetryStep:
     reasons, _, limit = text.partition(":")
     named = tuple(reason.strip() for reason in reasons.split(","))
     unknown = [reason for reason in named if reason not in REASONS]
@@ -54,17 +55,17 @@ def _rung(text: str) -> RetryStep:
     return RetryStep(reasons=named, max_new_tokens=int(limit) if limit else None)
 
 
-def _overlaid(default: Part, asked: Mapping[str, str], what: str) -> Part:
+def _with_values(default: Part, values: Mapping[str, str], what: str) -> Part:
     try:
-        return type(default).model_validate({**default.model_dump(), **asked})
+        return type(default).model_validate({**default.model_dump(), **values})
     except ValidationError as exc:
         rows = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}={e['input']}: {_words(e)}" for e in exc.errors()
+            f"{'.'.join(map(str, e['loc']))}={e['input']}: {_explanation(e)}" for e in exc.errors()
         )
         known = ", ".join(type(default).model_fields)
         raise UsageError(f"{what} is wrong: {rows}. There are: {known}.") from None
 
 
-def _words(error: object) -> str:
+def _explanation(error: object) -> str:
     row = dict(error)  # type: ignore[call-overload]
     return "there is no such parameter" if row["type"] == "extra_forbidden" else str(row["msg"])

@@ -83,7 +83,7 @@ def calls(settings: Settings) -> dict[str, Callable[[], object]]:
         "an announcement": lambda: ledger.announce("w1", {}),
         "a hint": lambda: hints.publish("q", "run", [B1]),
         "counting hints": lambda: hints.waiting("q"),
-        "a notice": lambda: AlertLog(settings).looking(1),
+        "a notice": lambda: AlertLog(settings).try_lock(1),
         "the monitor": lambda: MonitorStore(settings).lead(1),
     }
 

@@ -50,7 +50,7 @@ def dispatcher(settings: Settings) -> Iterator[AlertDispatcher]:
 def check(*notifiers: AlertDispatcher) -> None:
     """One look of each, past the lock that spares the others the same look."""
     for one in notifiers:
-        redis = one._notices._redis
+        redis = one._alert_log._redis
         wait_until(lambda redis=redis: not redis.exists(keys.NOTICES_LOCK))  # type: ignore[misc]
         one.check()
 
@@ -136,7 +136,7 @@ def test_a_batch_that_dies_again_after_a_revival_is_told_again(
 def test_a_notice_is_signed_and_can_be_told_from_an_old_one(settings: Settings) -> None:
     with Receiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
         before = int(time.time())
-        one.tell(alerts.engine_failed("gpu0@h", "it died 6 times", "h:42:a"))
+        one.dispatch(alerts.engine_failed("gpu0@h", "it died 6 times", "h:42:a"))
         wait_until(lambda: len(receiver.got) == 1)
         after = time.time()
     [got] = receiver.got
@@ -152,7 +152,7 @@ def test_a_notice_is_signed_and_can_be_told_from_an_old_one(settings: Settings) 
 
 def test_a_failing_receiver_is_tried_again_with_the_same_id(settings: Settings) -> None:
     with Receiver(503, 429, 500) as receiver, dispatcher(with_sinks(settings, receiver)) as one:
-        one.tell(alerts.engine_failed("gpu0@h", "it died", "h:42:a"))
+        one.dispatch(alerts.engine_failed("gpu0@h", "it died", "h:42:a"))
         wait_until(lambda: len(receiver.got) == 4)
     assert len({got.row["id"] for got in receiver.got}) == 1
 
@@ -196,7 +196,7 @@ def test_nobody_answers_and_the_address_stays_secret(
         update={"webhook_url": SecretStr("http://127.0.0.1:1/hook/secret-path")}
     )
     with caplog.at_level(logging.INFO), dispatcher(away) as one:
-        one.tell(alerts.engine_failed("w", "it died", "h:1:a"))
+        one.dispatch(alerts.engine_failed("w", "it died", "h:1:a"))
         wait_until(lambda: "did not arrive" in caplog.text)
     assert "no answer (ConnectionError)" in caplog.text
     assert "secret-path" not in caplog.text
@@ -214,7 +214,7 @@ def test_a_file_gets_the_same_as_lines(settings: Settings, ledger: Ledger, tmp_p
 
 def test_stdout_is_a_sink(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     with dispatcher(with_sinks(settings, file="-")) as one:
-        one.tell(alerts.engine_failed("w", "it died", "h:1:a"))
+        one.dispatch(alerts.engine_failed("w", "it died", "h:1:a"))
     assert json.loads(capsys.readouterr().out)["event"] == "engine_lost"
 
 
@@ -268,20 +268,20 @@ def test_without_sinks_nothing_is_looked_at(settings: Settings, ledger: Ledger) 
     ledger.set_state("r", "paused", "")
     with dispatcher(settings) as one:
         check(one)
-    assert AlertLog(settings).take("r", "webhook:paused") == MINE
+    assert AlertLog(settings).acquire("r", "webhook:paused") == MINE
 
 
 def test_an_outage_of_redis_ends_no_clock(settings: Settings) -> None:
     away = with_sinks(settings, file="-").model_copy(update={"redis_url": "redis://127.0.0.1:1/0"})
     with dispatcher(away) as one:
         one.check()
-        one.tell(alerts.engine_failed("w", "it died", "h:1:a"))
+        one.dispatch(alerts.engine_failed("w", "it died", "h:1:a"))
 
 
 def test_the_ledger_gives_a_notice_to_one(settings: Settings) -> None:
     notices = AlertLog(settings)
-    assert [notices.take("r", "n") for _ in range(3)] == [MINE, TAKEN, TAKEN]
-    notices.give_back("r", "n")
-    assert notices.take("r", "n") == MINE
-    notices.told("r", "n", for_good=True)
-    assert notices.take("r", "n") == TOLD
+    assert [notices.acquire("r", "n") for _ in range(3)] == [MINE, TAKEN, TAKEN]
+    notices.release("r", "n")
+    assert notices.acquire("r", "n") == MINE
+    notices.mark_sent("r", "n", for_good=True)
+    assert notices.acquire("r", "n") == TOLD

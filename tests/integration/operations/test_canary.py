@@ -140,7 +140,9 @@ def test_an_enqueue_under_way_is_no_lost_canary(fleet: CommittedRunFixture) -> N
         assert view(fleet).condition == Condition.ENQUEUE_UNFINISHED
 
 
-@pytest.mark.parametrize("harm", ["gone", "torn", "not ours", "rejected gone", "no run.json"])
+@pytest.mark.parametrize(
+    "harm", ["gone", "torn", "other bytes", "not ours", "rejected gone", "no run.json"]
+)
 def test_a_canary_that_cannot_be_judged_pauses_its_run_alone(
     canary: CommittedRunFixture, harm: str
 ) -> None:
@@ -151,6 +153,9 @@ def test_a_canary_that_cannot_be_judged_pauses_its_run_alone(
         canary.blobs.delete(key)
     elif harm == "torn":
         canary.blobs.put(key, b"no zstd", canary.blobs.head(key))
+    elif harm == "other bytes":
+        rows = codec.encode_rows([sample(index) for index in range(4)])
+        canary.blobs.put(key, rows, canary.blobs.head(key))
     elif harm == "not ours":
         rows = codec.encode_rows([{"index": 0}])
         same = canary.ledger.done("r")[CANARY].to_json() | {"sha256": codec.sha256(rows)}
@@ -254,6 +259,22 @@ def test_a_pause_that_s3_does_not_take_stands_in_the_ledger(
     judge(canary)
     assert canary.ledger.state("r") == "paused"
     assert "not mirrored" in caplog.text
+
+
+def test_a_run_that_is_cancelled_meanwhile_is_not_mirrored_as_paused(
+    canary: CommittedRunFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary.kill("r", CANARY, "conflict")
+    write_state = runs.write_state
+
+    def after_a_cancel(*args: object) -> None:
+        monkeypatch.setattr(runs, "write_state", write_state)
+        control.cancel(canary.ledger, canary.blobs, "r", "enough")
+        write_state(*args)
+
+    monkeypatch.setattr(runs, "write_state", after_a_cancel)
+    judge(canary)
+    assert runs.read_state(canary.blobs, "r") == ("cancelled", "enough")
 
 
 def test_a_run_of_its_canary_alone_is_finished_when_that_dies(fleet: CommittedRunFixture) -> None:

@@ -7,14 +7,15 @@ import json
 import pytest
 
 from dflashq.config import Settings
-from dflashq.core import keys
-from dflashq.core.errors import LedgerUnreachableError
+from dflashq.core import codec, keys
+from dflashq.core.errors import ConflictError, LedgerUnreachableError
 from dflashq.ledger.connection import connect
 from dflashq.operations.housekeeping.progress import keep_progress
 from dflashq.operations.monitoring.domain_counts import count_domains
 from dflashq.operations.monitoring.progress_object import read_progress, write_progress
 from tests.integration.web.conftest import Sampled
 from tests.support.monitor_fixture import MonitorFixture, announce, worker_name
+from tests.support.sample_rows import bad, sample
 
 RUN_NAMES = {
     *("name", "state", "reason", "sentence", "ended", "finished", "queue", "fingerprint"),
@@ -59,7 +60,7 @@ def test_a_run_enqueued_after_the_last_look_is_found(
 ) -> None:
     stage.look()
     sampled.fleet.enqueue("later")
-    monkeypatch.setattr("dflashq.web.context.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("dflashq.web.context.REPOLL_S", 0.0)
     assert stage.get("/runs/later")["run"]["total"] == 3
 
 
@@ -212,6 +213,19 @@ def test_domains_are_counted_from_s3(stage: MonitorFixture, sampled: Sampled) ->
     assert sum(row["accepted"] for row in counted["domains"]) == 8
     assert by_name["coding"]["rejected"] == 1  # index 3
     assert by_name["general"]["tokens"] == 40 * 3  # indexes 1, 4 and 7
+
+
+@pytest.mark.parametrize("verdict", ["accepted", "rejected"])
+def test_a_damaged_object_is_not_counted(
+    stage: MonitorFixture, sampled: Sampled, verdict: str
+) -> None:
+    ref = sampled.fleet.ledger.done("r")["batch-000000"]
+    key = ref.key if verdict == "accepted" else ref.rejected_key
+    assert key is not None
+    row = sample(0) if verdict == "accepted" else bad(3, "truncated")
+    stage.blobs.put(key, codec.encode_rows([row]), stage.blobs.head(key))
+    with pytest.raises(ConflictError, match="damaged"):
+        count_domains(stage.blobs, "r", ["batch-000000"])
 
 
 def test_progress_json_lies_on_s3(stage: MonitorFixture, sampled: Sampled) -> None:

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from dflashq.cli.root import root
 from dflashq.config import Settings
 from dflashq.core.errors import ConfigError, UsageError
-from dflashq.web.auth import Tokens, is_loopback, refuse_open_door, safe_path
+from dflashq.web.auth import Tokens, is_loopback, refuse_open_network, safe_path
 from tests.integration.web.conftest import Sampled
 from tests.support.monitor_fixture import TOKEN, MonitorFixture
 
@@ -141,11 +141,11 @@ def test_names_are_shown_and_never_run(stage: MonitorFixture) -> None:
 
 def test_it_does_not_listen_beyond_this_host_without_a_token() -> None:
     for host in ("127.0.0.1", "::1", "localhost", "127.8.9.1"):
-        refuse_open_door(host, Tokens(None))
+        refuse_open_network(host, Tokens(None))
     for host in ("0.0.0.0", "::", "10.1.2.3", "gpu-host"):
         with pytest.raises(UsageError, match="without a token"):
-            refuse_open_door(host, Tokens(None))
-        refuse_open_door(host, Tokens(SecretStr(TOKEN)))
+            refuse_open_network(host, Tokens(None))
+        refuse_open_network(host, Tokens(SecretStr(TOKEN)))
     assert not is_loopback("localhost.evil.example")
 
 

@@ -7,45 +7,47 @@ from dflashq.core.estimates.forecast import MeanLength, forecast, lengths, mixed
 from dflashq.operations.monitoring.domain_counts import spread
 from dflashq.operations.monitoring.events import (
     fleet_events,
+    fleet_snapshot,
     run_events,
-    seen_of_fleet,
-    seen_of_run,
+    run_snapshot,
 )
 from dflashq.operations.monitoring.sample_cache import read_text
 from tests.support.sample_rows import sample
 
 
-def seen(state: str = "active", finished: bool = False, **batches: str) -> dict[str, object]:
+def snapshot(state: str = "active", finished: bool = False, **batches: str) -> dict[str, object]:
     named = {name.replace("_", "-"): what for name, what in batches.items()}
-    return seen_of_run(state, "", "", finished, named)
+    return run_snapshot(state, "", "", finished, named)
 
 
 def test_batches_are_told_one_by_one_or_summed_up() -> None:
-    before = seen(batch_1="leased", batch_2="leased")
-    now = seen(batch_1="done", batch_2="dead")
-    told = run_events("r", before, now, 5, {"batch-2": "it broke"})
-    assert [one["text"] for one in told] == [
+    before = snapshot(batch_1="leased", batch_2="leased")
+    now = snapshot(batch_1="done", batch_2="dead")
+    events = run_events("r", before, now, 5, {"batch-2": "it broke"})
+    assert [event["text"] for event in events] == [
         "batch-1 is done and on S3.",
         "batch-2 is dead: it broke",
     ]
-    many = seen(**{f"batch_{n:02d}": "done" for n in range(40)})
-    told = run_events("r", seen(), many, 5, {})
-    assert [one["text"] for one in told] == ["40 batches are done and on S3: batch-00 to batch-39."]
+    many = snapshot(**{f"batch_{n:02d}": "done" for n in range(40)})
+    events = run_events("r", snapshot(), many, 5, {})
+    assert [event["text"] for event in events] == [
+        "40 batches are done and on S3: batch-00 to batch-39."
+    ]
 
 
 def test_a_lease_that_ends_and_a_revival() -> None:
-    told = run_events("r", seen(batch_1="leased", batch_2="dead"), seen(), 5, {})
-    assert [one["kind"] for one in told] == ["batch_revived", "batch_returned"]
+    events = run_events("r", snapshot(batch_1="leased", batch_2="dead"), snapshot(), 5, {})
+    assert [event["kind"] for event in events] == ["batch_revived", "batch_returned"]
 
 
 def test_a_canary_that_is_left_out_has_not_passed() -> None:
-    before = seen_of_run("paused", "", "batch-0", False, {"batch-0": "dead"})
-    now = seen_of_run("active", "", "", False, {"batch-0": "dead"})
-    told = run_events("r", before, now, 5, {"batch-0": "it broke"})
-    assert [one["kind"] for one in told] == ["canary_skipped", "run_resumed"]
-    assert told[0]["text"] == "The run goes on without its canary (batch-0), which is dead."
-    told = run_events("r", before, seen_of_run("active", "", "", False, {}), 5, {})
-    assert [one["kind"] for one in told] == ["batch_revived", "canary_passed", "run_resumed"]
+    before = run_snapshot("paused", "", "batch-0", False, {"batch-0": "dead"})
+    now = run_snapshot("active", "", "", False, {"batch-0": "dead"})
+    events = run_events("r", before, now, 5, {"batch-0": "it broke"})
+    assert [event["kind"] for event in events] == ["canary_skipped", "run_resumed"]
+    assert events[0]["text"] == "The run goes on without its canary (batch-0), which is dead."
+    events = run_events("r", before, run_snapshot("active", "", "", False, {}), 5, {})
+    assert [event["kind"] for event in events] == ["batch_revived", "canary_passed", "run_resumed"]
 
 
 def worker(**changes: object) -> dict[str, object]:
@@ -62,9 +64,9 @@ def test_workers_come_fall_silent_come_back_and_leave() -> None:
         {"w": worker(boot="h:8:b")},
         {},
     ]
-    looks = [seen_of_fleet(rows) for rows in states]
+    looks = [fleet_snapshot(rows) for rows in states]
     kinds = [
-        [one["kind"] for one in fleet_events(before, now, 5)]
+        [event["kind"] for event in fleet_events(before, now, 5)]
         for before, now in zip([{}, *looks], looks, strict=False)
     ]
     assert kinds == [
@@ -79,8 +81,8 @@ def test_workers_come_fall_silent_come_back_and_leave() -> None:
 
 def test_a_fleet_that_starts_at_once_is_one_line() -> None:
     rows = {f"w{n:03d}": worker() for n in range(500)}
-    told = fleet_events({}, seen_of_fleet(rows), 5)
-    assert [one["text"] for one in told] == ["500 workers joined: w000 to w499."]
+    events = fleet_events({}, fleet_snapshot(rows), 5)
+    assert [event["text"] for event in events] == ["500 workers joined: w000 to w499."]
 
 
 def test_an_estimate_has_a_range_that_narrows() -> None:

@@ -104,12 +104,12 @@ def test_an_observer_outlives_an_error_of_its_own_and_shows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dflashq.operations.monitoring.poller.MonitorStore", Mock())
-    monkeypatch.setattr("dflashq.operations.monitoring.poller.LOOK_S", 0.01)
+    monkeypatch.setattr("dflashq.operations.monitoring.poller.POLL_S", 0.01)
     before = errors("observer")
     poller = LedgerPoller(Mock(), Mock(workers=Mock(side_effect=KeyError("bug"))), Mock())
     poller.start()
     wait_until(lambda: errors("observer") - before >= 2, "it looks again")
-    assert "KeyError" in poller.trouble
+    assert "KeyError" in poller.last_error
     poller.stop()
 
 
@@ -118,7 +118,7 @@ def test_a_rerun_that_breaks_is_told_in_the_feed(monkeypatch: pytest.MonkeyPatch
         "dflashq.operations.monitoring.actions.rerun_rejected", Mock(side_effect=KeyError("bug"))
     )
     told: list[str] = []
-    store = Mock(tell=lambda run, events: told.append(events[0]["text"]))
+    store = Mock(append_events=lambda run, events: told.append(events[0]["text"]))
     actions = RunActions(Mock(now_s=lambda: 1.0), Mock(), Mock(), store)
     before = errors("rerun")
     actions.rerun("r", "somebody", None)
