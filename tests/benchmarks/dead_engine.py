@@ -12,7 +12,7 @@ import requests
 from dflashq.config import Settings
 from tests.benchmarks.results import Figure
 from tests.benchmarks.setup import Engine, enqueue_run, fleet_of, unpin, wait_settled
-from tests.support.fault_fleet import lines_of
+from tests.support.fault_fleet import engine_events
 from tests.support.fleet import prompts_file
 
 # As in a campaign, a batch is more than one fill of the engine, and every engine sees some fifty.
@@ -58,7 +58,7 @@ def measure_round(base: Settings, folder: Path, prompts: Path) -> Outcome:
         fleet.workers[1].kill()
         fleet.wait_finished(folder.name, 300)
         fleet.oracle(folder.name)
-    rows = list(lines_of(stats))
+    rows = list(engine_events(stats))
     began = min(row["t"] for row in rows if row["event"] == "received")
     answers = [row for row in rows if row["event"] == "answered"]
     first = {row["prompt"]: row for row in reversed(answers)}

@@ -21,7 +21,7 @@ from tests.benchmarks.setup import Engine, cpu_s, enqueue_run, fleet_of, pin, pi
 from tests.support.engine_emulator import EmulatedEngine, prompt_hash
 from tests.support.engine_emulator.answers import Lengths
 from tests.support.engine_emulator.profile import token_options
-from tests.support.fault_fleet import lines_of
+from tests.support.fault_fleet import engine_events
 from tests.support.fleet import prompts_file
 from tests.support.rehearsal import TINY
 
@@ -79,7 +79,7 @@ def measure_round(base: Settings, folder: Path, prompts: Path) -> tuple[float, f
         fleet.wait_finished(folder.name, 60)
         used = cpu_s(worker) - used
         fleet.oracle(folder.name)
-    return _makespan(lines_of(stats)), used
+    return _makespan(engine_events(stats)), used
 
 
 def measure_peer(python: str, folder: Path) -> tuple[float, float]:
