@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import hypothesis
 import pytest
-from pydantic import SecretStr
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
@@ -21,6 +20,7 @@ from dflashq.embedded.s3 import EmbeddedS3, free_s3_port
 from dflashq.system.ports import free_port
 from tests.support.paths import ROOT
 from tests.support.secret_scan import files, spellings
+from tests.support.servers import settings_for
 
 # A busy machine makes examples slow, and a bound on their time tells of nothing else.
 hypothesis.settings.register_profile(
@@ -63,13 +63,13 @@ def _nothing_tells_a_secret(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """No file that the tests of this session leave behind holds a credential of theirs."""
     yield
     wanted = spellings(REDIS_PASSWORD) | spellings(SECRET_KEY)
-    told = [
+    leaks = [
         path
         for path, body in files(tmp_path_factory.getbasetemp())
         # The server's own settings: readable by its user alone.
         if not path.endswith("/redis.conf") and any(way in body for way in wanted)
     ]
-    assert not told, f"credentials of the tests stand in {told}"
+    assert not leaks, f"credentials of the tests stand in {leaks}"
 
 
 @pytest.fixture(scope="session")
@@ -94,15 +94,11 @@ def settings(redis_server: EmbeddedRedis, s3_server: EmbeddedS3, tmp_path: Path)
     database = next(DATABASES)
     with redis_server.client(database) as client:
         client.flushdb()
-    return Settings(
-        _env_file=None,  # type: ignore[call-arg]
+    return settings_for(
+        redis_server,
+        s3_server,
         redis_url=f"redis://127.0.0.1:{redis_server.port}/{database}",
-        redis_password=SecretStr(REDIS_PASSWORD),
-        s3_endpoint_url=s3_server.endpoint_url,
-        s3_bucket=BUCKET,
         s3_prefix=f"t-{secrets.token_hex(6)}/",
-        s3_access_key_id=SecretStr(ACCESS_KEY),
-        s3_secret_access_key=SecretStr(SECRET_KEY),
         lock_dir=tmp_path / "locks",
         state_dir=tmp_path / "state",
     )

@@ -1,4 +1,4 @@
-"""Steps of Celery's consumer: it connects when Redis lets it in, and says whether hints come."""
+"""Steps of Celery's consumer: it waits for Redis, and tells the runtime when it is connected."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from workers.service_wait import PASSWORD_S, refuse_start, wait_out
 
 
 class AwaitStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Runs before each (re)connection of the consumer, which needs to write as it connects.
+    """Waits before each connection of the consumer, the first and later ones, for Redis.
 
-    Celery itself would try again at once, several times a second.
+    A consumer writes as it connects. Celery itself would try again several times a second.
     """
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
@@ -25,17 +25,17 @@ class AwaitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._settings, self._served = load(), False
 
     def start(self, parent: Any) -> None:
-        """Block until Redis takes a write on a new connection."""
+        """Block until Redis takes a write on a new connection; a refusal for good ends the worker."""
         owner = runtime.current()
         if owner is not None:
             owner.consumer_connected(False)
-        # What a worker at work has finished is worth more than an exit that says why.
-        at_work = self._served or owner is not None
+        # A worker with finished work waits for as long as it takes: an exit would lose that work.
+        has_work = self._served or owner is not None
         try:
             wait_out(
                 lambda: check_anew(self._settings),
                 "the consumer",
-                password_s=None if at_work else PASSWORD_S,
+                password_s=None if has_work else PASSWORD_S,
             )
         except DflashqError as exc:
             refuse_start(exc)
@@ -48,6 +48,7 @@ class ConnectedStep(bootsteps.StartStopStep):  # type: ignore[misc]
     requires = (tasks.Tasks,)
 
     def start(self, parent: Any) -> None:
+        """Tell the runtime that hints reach this worker. Does not block."""
         owner = runtime.current()
         if owner is not None:
             owner.consumer_connected(True)

@@ -1,4 +1,4 @@
-"""A hint as Celery's worker handles it: it was gone from the queue when it was popped."""
+"""A hint as Celery's worker handles it: nothing is acknowledged, it left the queue when popped."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from celery.worker.request import Request
 class HintRequest(Request):  # type: ignore[misc]
     """A request without an acknowledgement, since its queue is consumed with `no_ack`.
 
-    Celery acknowledges all the same as the task begins. After a lost connection that is a call on a
-    channel that is closed, and its AttributeError ended the worker.
+    Celery acknowledges all the same as the task begins. After a lost connection it did so on a
+    closed channel, and the AttributeError ended the worker.
     """
 
     def acknowledge(self) -> None:
-        """Nothing is left to acknowledge. Safe to repeat."""
+        """Do nothing: the queue does not wait for it. Safe to repeat."""
         self.acknowledged = True
 
     def reject(self, requeue: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What a worker does by the clock: sweep, reclaim, announce, watch its consumer, close runs."""
+"""What a worker does at intervals: sweep, reclaim, announce, watch its consumer, close runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dflashq.core.errors import (
     DflashqError,
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ConsumerHangDetector:
-    """Notices a consumer that takes no hints though some wait and a slot is free.
+    """Detects a consumer that takes no hints although some wait and the worker has a free slot.
 
     Celery's consumer has hung after broker reconnects; such a worker looks alive and does nothing.
     """
@@ -36,7 +36,10 @@ class ConsumerHangDetector:
         self._taken, self._since = -1, 0.0
 
     def hung(self, now_s: float, *, taken: int, free: bool, waiting: int) -> bool:
-        """True once hints have waited for a free slot, none taken, for the whole patience."""
+        """True once hints have waited beside a free slot for `patience_s` and none was taken.
+
+        `now_s` is on any clock that never goes back; `taken` is how many hints were taken so far.
+        """
         if taken != self._taken or not free or not waiting:
             self._taken, self._since = taken, now_s
             return False
@@ -44,27 +47,30 @@ class ConsumerHangDetector:
 
 
 class DiskSpaceGate:
-    """Closes the gate while a disk or /dev/shm is too full, with a sentence as the reason."""
+    """Closes the gate while a disk or /dev/shm is too full; the reason is a sentence.
+
+    `close` and `open_` are called with that same sentence.
+    """
 
     def __init__(self, close: Callable[[str], None], open_: Callable[[str], None]) -> None:
         self._close, self._open = close, open_
-        self._told: dict[str, str] = {}
+        self._full: dict[str, str] = {}
 
-    def look(self, sentences: list[str]) -> None:
-        """Take in what is full now, one sentence a place (its first word); none is well."""
+    def update(self, sentences: list[str]) -> None:
+        """Close or open the gate for what is full now: a sentence a place, which it begins with."""
         now = {sentence.split(" ", 1)[0]: sentence for sentence in sentences}
         for place, sentence in now.items():
-            if place not in self._told:
+            if place not in self._full:
                 log.error("the gate closes: %s", sentence)
                 self._close(sentence)
-                self._told[place] = sentence
-        for place in [place for place in self._told if place not in now]:
+                self._full[place] = sentence
+        for place in [place for place in self._full if place not in now]:
             log.info("the gate opens: %s has room again", place)
-            self._open(self._told.pop(place))
+            self._open(self._full.pop(place))
 
 
 class Job(NamedTuple):
-    """One thing to do every tick. A worker without a `vital` one is of no use to its fleet."""
+    """One thing to do at every tick. A worker whose `vital` job fails is of no use to its fleet."""
 
     name: str
     run: Callable[[], object]
@@ -72,9 +78,11 @@ class Job(NamedTuple):
 
 
 class PeriodicThread:
-    """A thread that ticks every `sweep_s`; an outage of the ledger is waited out.
+    """Runs all jobs in a thread every `sweep_s` seconds, and waits out an outage of the ledger.
 
-    A job that fails costs itself alone. When a vital one fails on end, the thread gives up.
+    A job that fails does not keep the others from their turn. When a vital one fails again and
+    again, the thread ends, and with it the process. `on_hung` is called from this thread when the
+    consumer takes no hints any more.
     """
 
     def __init__(
@@ -92,15 +100,15 @@ class PeriodicThread:
         self._ledger, self._hints, self._generator = ledger, hints, generator
         self._on_hung = on_hung
         self._sweeper = Sweeper(ledger, hints, self._settings.lease_ttl_s)
-        self._watch = ConsumerHangDetector(self._settings.consumer_patience_s)
-        self._room = DiskSpaceGate(generator.close_gate, generator.open_gate)
+        self._hang_detector = ConsumerHangDetector(self._settings.consumer_patience_s)
+        self._disk_space = DiskSpaceGate(generator.close_gate, generator.open_gate)
         self._consuming = threading.Event()
         self._connected = threading.Event()
         self._connected.set()
         self._thread = SupervisedThread("clock", self._tick, pause_s=self._settings.sweep_s)
         self._jobs = (
-            Job("watching the room", lambda: self._room.look(full_places(self._settings))),
-            # First what this worker can go on with, or the sweep's hints lead others to it.
+            Job("watching the room", self._check_disk_space),
+            # Before the sweep, whose hints would lead other workers to these batches.
             Job("reclaiming", self._generator.reclaim, vital=True),
             Job("looking at its peers", self._generator.look_at_peers),
             Job("sweeping", lambda: self._sweeper.sweep(self._settings.sweep_s * 0.8), vital=True),
@@ -113,6 +121,7 @@ class PeriodicThread:
         )
 
     def start(self) -> None:
+        """Begin to tick. Does not block; RuntimeError when it was started before."""
         self._thread.start()
 
     def consumer_starts(self) -> None:
@@ -120,7 +129,7 @@ class PeriodicThread:
         self._consuming.set()
 
     def consumer_connected(self, connected: bool) -> None:
-        """Whether hints reach the consumer: while they do not, batches are claimed without."""
+        """Note whether hints reach the consumer; while they do not, batches are claimed without."""
         (self._connected.set if connected else self._connected.clear)()
 
     def stop(self) -> None:
@@ -128,8 +137,8 @@ class PeriodicThread:
         self._thread.stop()
 
     def _tick(self) -> bool:
-        """False when a vital job met something unexpected, or the host has nothing left."""
-        well = True
+        """Run each job once; False when a vital one failed, or the host has no resources left."""
+        healthy = True
         for job in self._jobs:
             if self._thread.stopping:
                 break
@@ -137,18 +146,21 @@ class PeriodicThread:
                 job.run()
             except LedgerError as exc:
                 log.log(level_of(exc), "the clock waits for the ledger: job=%s: %s", job.name, exc)
-                # An outage of Redis is waited out. A host that has no descriptors left is not:
-                # such a worker goes on taking hints from others who could follow them.
-                well = well and not exhausted(exc)
-                gone = isinstance(exc, LedgerUnreachableError)
-                if gone and not isinstance(exc, LedgerRefusedError):
-                    break  # it did not answer: each job after this one would wait for the same
+                # An outage of Redis is waited out, a host without descriptors is not: its worker
+                # would go on taking hints that other workers could follow.
+                healthy = healthy and not exhausted(exc)
+                unreachable = isinstance(exc, LedgerUnreachableError)
+                if unreachable and not isinstance(exc, LedgerRefusedError):
+                    break  # each job after this one would wait for the same answer
             except DflashqError as exc:
                 log.warning("the clock puts a job off: job=%s: %s", job.name, exc)
-            except Exception as exc:  # noqa: BLE001 - told, counted, and the other jobs go on
+            except Exception as exc:  # noqa: BLE001 - reported and counted, and the other jobs go on
                 report(self._thread.name, exc, job.name)
-                well = well and not job.vital
-        return well
+                healthy = healthy and not job.vital
+        return healthy
+
+    def _check_disk_space(self) -> None:
+        self._disk_space.update(full_places(self._settings))
 
     def _watch_consumer(self) -> None:
         if self._consumer_hung():
@@ -170,15 +182,15 @@ class PeriodicThread:
         )
 
     def _consumer_hung(self) -> bool:
-        # While the first engine loads, which may take minutes, nobody is there to take hints.
+        # No hints are taken while the first engine loads, which may take minutes.
         if self._generator.draining.is_set() or not self._consuming.is_set():
             return False
         if not self._connected.is_set():
-            # It waits for Redis to let it in, and patience begins when it is in.
-            return self._watch.hung(time.monotonic(), taken=-1, free=False, waiting=0)
-        look: dict[str, Any] = {
-            "taken": self._generator.taken,
-            "free": len(self._generator.active()) < self._settings.concurrency,
-            "waiting": self._hints.waiting(self._generator.queue),
-        }
-        return self._watch.hung(time.monotonic(), **look)
+            # It waits for Redis to let it in; the patience begins once it is connected.
+            return self._hang_detector.hung(time.monotonic(), taken=-1, free=False, waiting=0)
+        return self._hang_detector.hung(
+            time.monotonic(),
+            taken=self._generator.taken,
+            free=len(self._generator.active()) < self._settings.concurrency,
+            waiting=self._hints.waiting(self._generator.queue),
+        )

@@ -1,4 +1,4 @@
-"""Rejected prompts, one JSON line each, in files that a person can search; bounded by rotation."""
+"""Rejected prompts as JSON lines in files that a person can search; rotation bounds their size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORBIDDEN = re.compile(r"[^A-Za-z0-9._@-]+")
 
 
 class _RotatingRejectionFile(RotatingFileHandler):
-    """One file; what cannot be written costs a line of it, and is told."""
+    """One file. A line that cannot be written is reported and left out."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         exc = sys.exception()
@@ -32,7 +32,7 @@ class _RotatingRejectionFile(RotatingFileHandler):
 
 
 class RejectionFileHandler(logging.Handler):
-    """`rejected-RUN.WORKER.jsonl` under a folder; the workers of a host never share a file."""
+    """Writes `rejected-RUN.WORKER.jsonl` into a folder; no two workers share a file."""
 
     def __init__(self, folder: Path, worker: str) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ class RejectionFileHandler(logging.Handler):
         self._files: OrderedDict[str, _RotatingRejectionFile] = OrderedDict()
 
     def path(self, run: str) -> Path:
-        """Where the rejected prompts of a run are written now; older ones are in `.1`, `.2`, …"""
+        """The file that rejected prompts of a run go to now; older ones are in `.1`, `.2`, `.3`."""
         return self._folder / f"rejected-{run}.{self._worker}.jsonl"
 
     def emit(self, record: logging.LogRecord) -> None:
-        # What `fields` made of the record before it crossed to this thread.
+        # The fields were taken from the record before it came to this thread.
         row: dict[str, Any] = record.__dict__["row"]
         try:
             text = json.dumps(row, ensure_ascii=False)
             self._file(str(row["run"])).emit(logging.makeLogRecord({"msg": text}))
-        except Exception as exc:  # noqa: BLE001 - it costs this line; verdicts are kept elsewhere
+        except Exception as exc:  # noqa: BLE001 - one line is lost here; S3 has the verdict
             report(THREAD, exc, "writing a line")
 
     def _file(self, run: str) -> _RotatingRejectionFile:
@@ -70,7 +70,7 @@ class RejectionFileHandler(logging.Handler):
 
 
 class _RejectionQueueHandler(QueueHandler):
-    """Puts the fields of a record on the queue: they are named by its template."""
+    """Puts the fields of a record on the queue, named as in the template of its message."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         record.__dict__["row"] = {"at": moment(record), **fields(record)}
@@ -78,17 +78,15 @@ class _RejectionQueueHandler(QueueHandler):
 
 
 class RejectionLog:
-    """Sends what `stages` tells about rejections to files, from a thread: nobody waits for a disk.
+    """Writes the rejections that `stages` logs to files, from a thread: no batch waits for a disk.
 
     `start` and `stop` are safe to repeat; `stop` blocks until everything is written.
     """
 
     def __init__(self, folder: Path, worker: str) -> None:
         self._queue: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
-        self._rows, self.files = (
-            _RejectionQueueHandler(self._queue),
-            RejectionFileHandler(folder, worker),
-        )
+        self._handler = _RejectionQueueHandler(self._queue)
+        self.files = RejectionFileHandler(folder, worker)
         self._thread: SupervisedThread | None = None
 
     def start(self) -> None:
@@ -96,18 +94,18 @@ class RejectionLog:
             channel = logging.getLogger(REJECTIONS)
             channel.setLevel(logging.INFO)
             channel.propagate = False
-            channel.addHandler(self._rows)
+            channel.addHandler(self._handler)
             self._thread = SupervisedThread(THREAD, self._write, wake=lambda: self._queue.put(None))
             self._thread.start()
 
     def stop(self) -> None:
         if self._thread is not None:
-            logging.getLogger(REJECTIONS).removeHandler(self._rows)
+            logging.getLogger(REJECTIONS).removeHandler(self._handler)
             self._thread.stop()
             self._thread = None
             self.files.close()
 
     def _write(self) -> None:
-        """Until it is told to stop, and all that came before is written."""
+        """Write what comes until the None of `stop`, which comes after everything else."""
         while (record := self._queue.get()) is not None:
             self.files.handle(record)

@@ -1,4 +1,4 @@
-"""Waiting for Redis and S3 where a worker begins or connects, until somebody stops it."""
+"""Waits for Redis and S3 when a worker starts or reconnects, unless somebody stops it."""
 
 from __future__ import annotations
 
@@ -20,44 +20,45 @@ from dflashq.core.errors import (
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 PAUSE_S = 1.0
-TELL_S = 60.0
-# Longer than a person or a tool needs to change a password here and there.
+LOG_EVERY_S = 60.0
+# Longer than a person or a tool needs to change a password on both sides.
 PASSWORD_S = 60.0
 
 
 def wait_out(
-    call: Callable[[], Answer], what: str, *, password_s: float | None = PASSWORD_S
-) -> Answer:
-    """Repeat `call` through outages and refusals of Redis and S3; `what` waits, for the log.
+    call: Callable[[], Result], what: str, *, password_s: float | None = PASSWORD_S
+) -> Result:
+    """The result of `call`, which is repeated through outages and refusals of Redis and S3.
 
-    Blocks. Told when it begins and once a minute. A stop signal ends the worker meanwhile. A
-    password that is refused for `password_s` is raised, with None never; so is what S3 refuses.
+    Blocks; logs that `what` waits, first at once and then once a minute. A stop signal ends the
+    worker meanwhile. Raises what waiting cannot mend: a password that is refused for `password_s`
+    seconds (None: waits for ever), a request that S3 refuses, and every other error.
     """
-    told, locked_out = 0.0, 0.0
-    waits_for: DflashqError
+    logged_s, refused_s = 0.0, 0.0
+    cause: DflashqError
     while True:
         now = time.monotonic()
         try:
             return call()
         except LedgerPasswordError as exc:
-            locked_out, waits_for = locked_out or now, exc
-            if password_s is not None and time.monotonic() - locked_out >= password_s:
+            refused_s, cause = refused_s or now, exc
+            if password_s is not None and time.monotonic() - refused_s >= password_s:
                 raise
         except (LedgerUnreachableError, BlobError) as exc:
-            locked_out, waits_for = 0.0, exc
+            refused_s, cause = 0.0, exc
             if isinstance(exc, BlobError) and not exc.transient:
                 raise
-        if not told or now - told >= TELL_S:
-            log.warning("%s waits: %s", what, waits_for)
-            told = now
+        if not logged_s or now - logged_s >= LOG_EVERY_S:
+            log.warning("%s waits: %s", what, cause)
+            logged_s = now
         worker_state.maybe_shutdown()
         time.sleep(PAUSE_S)
 
 
 def refuse_start(exc: DflashqError) -> NoReturn:
-    """End the worker with a sentence instead of a traceback."""
+    """End the worker with the sentence and the exit code of `exc`, without a traceback."""
     log.critical("this worker does not start: %s", exc)
     sys.stderr.write(f"dflashq worker on {socket.gethostname()} does not start: {exc}\n")
     raise SystemExit(exc.exit_code)

@@ -1,4 +1,4 @@
-"""Logging in one format, and what happens when the worker is told to stop."""
+"""Handlers of Celery's signals: the log's format, hints without acknowledgement, the stop."""
 
 from __future__ import annotations
 
@@ -23,31 +23,37 @@ def install() -> None:
 
 def _log(loglevel: int | None = None, logfile: str | None = None, **_: Any) -> None:
     log_setup.configure(loglevel or logging.INFO, logfile)
-    install_excepthook()  # whatever a thread says, it says it in the log
+    install_excepthook()  # a thread that fails must not write to stderr past the log
 
 
 def _shutting_down(**_: Any) -> None:
-    """Admission stops at once; a second signal gives up what is in flight."""
+    """Stop admission at once; at a second signal, give up what is in flight."""
     owner = runtime.current()
     if owner is not None:
         owner.generator.refuse_work()
 
 
 def _unacked(instance: Any, **_: Any) -> None:
-    """A hint is gone once it is popped. Kombu's book of unacknowledged messages would be a write
-    that a full Redis refuses, which ends the consumer; and nobody needs a hint restored."""
+    """Consume without acknowledgements: a hint is gone once it is popped.
+
+    Kombu would note each unacknowledged message in Redis. A full Redis refuses that write, and the
+    refusal ends the consumer; nobody needs a hint restored.
+    """
     for queue in instance.app.amqp.queues.consume_from.values():
         queue.no_ack = True
 
 
 def _own_sigquit(**_: Any) -> None:
-    """Celery's SIGQUIT kills tasks one by one, which a pool of threads cannot: it raised instead,
-    in the middle of a drain, and the worker waited for its engine after all."""
+    """Replace Celery's handler of SIGQUIT, which kills tasks one by one.
+
+    A pool of threads cannot do that: the handler raised in the middle of a drain, and the worker
+    waited for its engine all the same.
+    """
     signal.signal(signal.SIGQUIT, _quit)
 
 
 def _quit(*_: object) -> None:
-    """A drain without grace: what is in flight is given up, what is finished is kept."""
+    """Drain without grace: give up what is in flight, keep what is finished."""
     _shutting_down()
     _shutting_down()
     worker_state.should_stop = 0

@@ -1,4 +1,4 @@
-"""Which process a server is, written down so that a recycled pid is never taken for it."""
+"""The record of a server's process in a file: pid and start, since a pid may be used again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from dflashq.core.errors import EmbeddedError
-from dflashq.system import procfs
+from dflashq.system import processes, procfs
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class ProcessRecord:
             return None
 
     def write(self, path: Path) -> None:
+        """Replace the file at `path`."""
         path.write_text(json.dumps(asdict(self)))
 
     def alive(self) -> bool:
@@ -50,10 +51,10 @@ class ProcessRecord:
         """SIGTERM, then SIGKILL to its group; blocks until gone. Nothing when it is not alive."""
         if not self.alive():
             return
-        procfs.signal_group(self.pid, signal.SIGTERM)
-        if procfs.wait_group_gone(self.pid, grace_s):
+        processes.signal_group(self.pid, signal.SIGTERM)
+        if processes.wait_group_gone(self.pid, grace_s):
             return
         log.warning("%s ignored SIGTERM for %.0f s and is killed", name, grace_s)
-        procfs.signal_group(self.pid, signal.SIGKILL)
-        if not procfs.wait_group_gone(self.pid, grace_s):
+        processes.signal_group(self.pid, signal.SIGKILL)
+        if not processes.wait_group_gone(self.pid, grace_s):
             raise EmbeddedError(f"{name} (process {self.pid}) does not end, not even by SIGKILL")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dflashq.core.errors import EmbeddedError
-from dflashq.system import die_with_parent, procfs
+from dflashq.system.processes import signal_group, spawn
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
-_SCRIPT = str(die_with_parent.__file__)
 
 
 def log_tail(path: Path, lines: int = 15) -> str:
@@ -28,9 +25,10 @@ def log_tail(path: Path, lines: int = 15) -> str:
 
 
 class ServerProcess:
-    """A started server. `detached` lets it outlive this process; else it is killed with us.
+    """One server and its log file. Not thread-safe.
 
-    A child that is not detached dies with the *thread* that called `start`.
+    A `detached` server outlives this process; any other is killed when the *thread* that called
+    `start` ends.
     """
 
     def __init__(self, name: str, log_file: Path, *, detached: bool = False) -> None:
@@ -45,31 +43,22 @@ class ServerProcess:
         return self._process.pid
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start `argv` with exactly the environment `env`. Does not wait for readiness."""
-        tie = [] if self.detached else [sys.executable, "-I", "-S", _SCRIPT, str(os.getpid())]
+        """Start `argv` with exactly the environment `env`. Does not wait until it is ready."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as sink:
-            self._process = subprocess.Popen(
-                [*tie, *argv],
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                close_fds=True,
-            )
+            self._process = spawn(argv, env, sink, tied=not self.detached)
 
     def wait_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Block until `ready()` holds; EmbeddedError (and no process left) when it dies or is late.
+        """Block until `ready()` is true; EmbeddedError when the server dies or `timeout_s` is over.
 
-        `ready` returns False for "not yet"; whatever it raises is passed on after a stop.
+        Whatever is raised, also by `ready`, the server is stopped first.
         """
         deadline = time.monotonic() + timeout_s
         try:
             while not ready():
                 self._check_alive()
                 if time.monotonic() > deadline:
-                    raise EmbeddedError(self._complaint(f"was not ready within {timeout_s:.0f} s"))
+                    raise EmbeddedError(self._failure(f"was not ready within {timeout_s:.0f} s"))
                 time.sleep(POLL_S)
             self._check_alive()
         except BaseException:
@@ -78,9 +67,9 @@ class ServerProcess:
 
     def _check_alive(self) -> None:
         if self._process is not None and self._process.poll() is not None:
-            raise EmbeddedError(self._complaint(f"exited with {self._process.returncode}"))
+            raise EmbeddedError(self._failure(f"exited with {self._process.returncode}"))
 
-    def _complaint(self, what: str) -> str:
+    def _failure(self, what: str) -> str:
         return (
             f"{self.name} {what}; its data is untouched. "
             f"The end of its log {self.log_file}:\n{log_tail(self.log_file)}"
@@ -89,7 +78,7 @@ class ServerProcess:
     def kill(self) -> None:
         """SIGKILL to the whole group at once, as a crash would; blocks until it is gone."""
         if self._process is not None:
-            procfs.signal_group(self._process.pid, signal.SIGKILL)
+            signal_group(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
@@ -97,7 +86,7 @@ class ServerProcess:
         """SIGTERM, then SIGKILL to the whole group; blocks until gone. Safe to repeat."""
         if self._process is None:
             return
-        procfs.signal_group(self._process.pid, signal.SIGTERM)
+        signal_group(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:

@@ -100,7 +100,7 @@ class EngineProcess:
         if self._settings.gpu:
             env["CUDA_VISIBLE_DEVICES"] = self._settings.gpu
         with self.log_file.open("wb") as sink:
-            self._process = processes.spawn(argv, env, sink)
+            self._process = processes.spawn_without_secrets(argv, env, sink)
         log.info("engine %s started: pid=%d %s", self._profile.name, self.pid, self.base_url)
 
     def wait_ready(self, timeout_s: float, stop: threading.Event) -> dict[str, Any]:

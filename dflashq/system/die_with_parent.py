@@ -1,7 +1,8 @@
-"""A script that becomes another program and dies with its parent: `PARENT_PID COMMAND...`.
+"""A script that becomes another program, which dies with its parent: `PARENT_PID COMMAND...`.
 
-It imports nothing of the package: it must start fast and in any environment. The death signal
-belongs to the *thread* that started it and survives exec, so start it from a long-lived thread.
+It imports nothing of the package, so that it starts fast and in any environment. The kernel sends
+the death signal when the *thread* that started it ends (prctl(2), PR_SET_PDEATHSIG); the setting
+survives exec. Start it from a long-lived thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def become(parent: int, command: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"cannot tie {command[0]} to its parent: {os.strerror(ctypes.get_errno())}")
-    # The parent may have died before the call above: then nobody would send the signal.
+    # A parent that died before the call above causes no signal.
     if os.getppid() != parent:
         sys.exit(f"the parent of {command[0]} died while it was being started")
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 UNLIMITED = 2**62
-# Raised, the soft limit is raised to this at once, so that later needs find it raised.
+# When the soft limit must be raised, it is raised to this, so that later needs are met as well.
 COMFORTABLE = 65536
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -18,7 +18,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """So many of a resource, and what for."""
+    """How many of a resource are needed for one purpose."""
 
     count: int
     what: str
@@ -26,7 +26,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a process needs of its host: parts of each resource, added up."""
+    """What a process needs of its host; the parts of each resource add up."""
 
     descriptors: tuple[Part, ...] = ()
     threads: tuple[Part, ...] = ()
@@ -35,7 +35,11 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What this host grants. `threads` are those that may still be started."""
+    """What this host grants to this process.
+
+    `descriptors` is the soft limit, `descriptors_at_most` the hard one. `threads` may still be
+    started; `threads_by` names the limit that says so. UNLIMITED where there is no limit.
+    """
 
     descriptors: int
     descriptors_at_most: int
@@ -45,9 +49,9 @@ class Grant:
 
 
 def exhausted(exc: BaseException) -> bool:
-    """Whether the host had no descriptor or memory left, also where a library says so otherwise.
+    """Whether `exc`, or its cause, says that the host ran out of descriptors or memory.
 
-    It is nobody's fault that asked: another try may succeed, here or elsewhere.
+    The caller is not to blame: another try may succeed, here or on another host.
     """
     cause: BaseException | None = exc
     while cause is not None:
@@ -63,14 +67,14 @@ def total(parts: Iterable[Part]) -> int:
 
 
 def granted() -> Grant:
-    """Read it from the kernel. Does not block; what it does not tell counts as unlimited."""
+    """Read the limits from the kernel. Does not block; what cannot be read counts as unlimited."""
     soft, hard = (_count(value) for value in resource.getrlimit(resource.RLIMIT_NOFILE))
-    threads, by = min(_thread_rooms(), default=(UNLIMITED, "nothing"))
+    threads, by = min(_thread_limits(), default=(UNLIMITED, "nothing"))
     return Grant(soft, hard, threads, by, _ports())
 
 
 def raise_descriptors(wanted: int) -> int | None:
-    """Raise the soft limit of this process as far as the hard one allows, where it is too low.
+    """Raise the soft limit on open files to `wanted` or more, as far as the hard limit allows.
 
     Returns the new limit; None when nothing was changed. Processes started later inherit it.
     """
@@ -86,23 +90,29 @@ def lacks(need: Need, grant: Grant) -> list[str]:
     """A sentence for each resource of which there is too little, with numbers and advice."""
     rows = (
         (
-            *("open files", need.descriptors, grant.descriptors_at_most),
+            "open files",
+            need.descriptors,
+            grant.descriptors_at_most,
             "raise `ulimit -n`, LimitNOFILE= of a systemd unit, or --ulimit nofile= of a container",
         ),
         (
-            *("threads", need.threads, grant.threads),
+            "threads",
+            need.threads,
+            grant.threads,
             f"the limit is {grant.threads_by}: raise `ulimit -u`, TasksMax= of a systemd unit, or "
             "--pids-limit of a container, or end other processes",
         ),
         (
-            *("local ports", need.ports, grant.ports),
+            "local ports",
+            need.ports,
+            grant.ports,
             "widen it: sysctl net.ipv4.ip_local_port_range",
         ),
     )
     return [
-        f"{what}: {total(parts):,} are needed ({_sum(parts)}), {there:,} are granted; {advice}"
-        for what, parts, there, advice in rows
-        if total(parts) > there
+        f"{what}: {total(parts):,} are needed ({_sum(parts)}), {granted:,} are granted; {advice}"
+        for what, parts, granted, advice in rows
+        if total(parts) > granted
     ]
 
 
@@ -122,8 +132,8 @@ def _ports() -> int:
     return max(0, int(high) - int(low) + 1)
 
 
-def _thread_rooms() -> Iterator[tuple[int, str]]:
-    """How many threads may still be started, by each of the limits."""
+def _thread_limits() -> Iterator[tuple[int, str]]:
+    """How many threads may still be started under each limit, and the limit's name."""
     soft = _count(resource.getrlimit(resource.RLIMIT_NPROC)[0])
     if soft != UNLIMITED and os.geteuid() != 0:  # it does not hold for root
         yield max(0, soft - _threads_of_user()), f"RLIMIT_NPROC={soft}"
@@ -135,11 +145,11 @@ def _thread_rooms() -> Iterator[tuple[int, str]]:
 
 def _threads_of_user() -> int:
     """All threads of all processes of this user, which the kernel counts together."""
-    mine, threads = os.getuid(), 0
+    user, threads = os.getuid(), 0
     for folder in PROC.iterdir():
         if folder.name.isdecimal():
             try:
-                if folder.stat().st_uid == mine:
+                if folder.stat().st_uid == user:
                     threads += len(os.listdir(folder / "task"))
             except OSError:
                 continue  # it has ended meanwhile
@@ -147,7 +157,7 @@ def _threads_of_user() -> int:
 
 
 def _cgroups() -> Iterator[Path]:
-    """The folders of this process's control groups that may bound its threads, up to the root."""
+    """The folders of this process's control groups that may limit its threads, up to the root."""
     try:
         lines = (PROC / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -162,7 +172,7 @@ def _cgroups() -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file of a control group; None where there is none, or "max"."""
+    """The number in a file of a control group; None when the file is missing or says "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

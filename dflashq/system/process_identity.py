@@ -1,4 +1,4 @@
-"""This process as a worker's boot, and what proves that another one has ended."""
+"""Identifies this process as one boot of a worker, and proves that another process has ended."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ def new_boot(name: str) -> WorkerBoot:
     try:
         host_id = procfs.boot_id()
     except OSError:
-        host_id = f"unknown-{secrets.token_hex(8)}"  # equal to nothing: nobody is taken for ours
+        # Unlike any other, so that no process is taken for one of this host.
+        host_id = f"unknown-{secrets.token_hex(8)}"
     started_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
     return WorkerBoot(name, host_id, started_ms, token)
 
 
 def own_process() -> ProcessIdentity:
-    """This process, as others of its pid namespace can look for it."""
+    """This process, in the terms by which others of its pid namespace can look for it."""
     pid = os.getpid()
     return ProcessIdentity(pid, procfs.pid_namespace(), procfs.start_time(pid) or 0)
 
@@ -35,9 +36,9 @@ def proved_gone(row: Mapping[str, Any], boot: WorkerBoot) -> bool:
     Only a process of this host and of this pid namespace can be looked for; of any other, and of
     a row that does not name its process, the answer is False: it may live. Does not block.
     """
-    its = WorkerBoot.parse(boot.name, str(row.get("boot", "")))
+    other = WorkerBoot.parse(boot.name, str(row.get("boot", "")))
     process = ProcessIdentity.from_row(row)
-    if its is None or process is None or its.host_id != boot.host_id:
+    if other is None or process is None or other.host_id != boot.host_id:
         return False
     if process.pid_namespace != procfs.pid_namespace():
         return False

@@ -1,4 +1,4 @@
-"""Child processes: they die with the thread that started them, and end as a group."""
+"""Child processes, which end with the thread that started them, and their process groups."""
 
 from __future__ import annotations
 
@@ -10,29 +10,42 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from dflashq.system import die_with_parent
-from dflashq.system.procfs import wait_group_gone
+from dflashq.system import die_with_parent, procfs
 
 _POLL_S = 0.05
 _GROUP_S = 30.0
 _SECRETS = ("DFLASHQ_", "AWS_")
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start `argv` in a session of its own; it is killed when the *calling thread* ends.
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str], log: IO[bytes], *, tied: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start `argv` with exactly the environment `env`, in a session and process group of its own.
 
-    `env` is added to ours, without our own settings: an engine needs no password of ours, and
-    it dumps its environment when it crashes.
+    Standard output and errors go to `log`, a file. A `tied` process is killed when the *thread*
+    that called this ends; any other outlives this process. Does not wait for it.
     """
-    own = {k: v for k, v in os.environ.items() if not k.startswith(_SECRETS)}
+    script = str(die_with_parent.__file__)
+    prefix = [sys.executable, "-I", "-S", script, str(os.getpid())] if tied else []
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(die_with_parent.__file__), str(os.getpid()), *argv],
+        [*prefix, *argv],
+        env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env=own | {"PYTHONUNBUFFERED": "1"} | dict(env),
         start_new_session=True,
     )
+
+
+def spawn_without_secrets(
+    argv: Sequence[str], env: Mapping[str, str], log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """`spawn` with `env` on top of this process's environment, dflashq's own settings left out.
+
+    An engine needs none of our passwords, and dumps its environment when it crashes.
+    """
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_SECRETS)}
+    return spawn(argv, inherited | {"PYTHONUNBUFFERED": "1"} | dict(env), log)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
@@ -53,14 +66,27 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> bool:
         return True
     if grace_s > 0 and not has_exited(process):
         os.kill(process.pid, signal.SIGTERM)
-        _until(lambda: has_exited(process), grace_s)
+        _wait_until(lambda: has_exited(process), grace_s)
     # The leader is not reaped yet, so the group is still its own.
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     return wait_group_gone(process.pid, _GROUP_S)
 
 
-def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
+def signal_group(group: int, signum: signal.Signals) -> None:
+    """Send `signum` to a whole process group; a group that is gone is no error."""
+    try:
+        os.killpg(group, signum)
+    except ProcessLookupError:
+        return
+
+
+def wait_group_gone(group: int, timeout_s: float) -> bool:
+    """Block until no process of the group lives; False when some still do after `timeout_s`."""
+    return _wait_until(lambda: not procfs.group_members(group), timeout_s)
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

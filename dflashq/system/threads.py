@@ -1,4 +1,4 @@
-"""Threads that do not die in silence: a failure is told and counted, and the thread goes on."""
+"""Threads that do not die in silence: a failure is logged and counted, and the thread goes on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 Fatal = Callable[[str], None]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-# A thread that has failed for so long, and so often, is not going to come right by itself.
+# A thread that has failed for so long and so often will not recover by itself.
 FATAL_S, FATAL_TURNS = 60.0, 5
-# A turn that went well for so long before it failed begins the count anew.
+# After a turn that ran for so long before it failed, failures are counted anew.
 SETTLED_S = 300.0
 REPEAT_S = 600.0
 _KINDS_AT_MOST = 256
@@ -24,17 +24,17 @@ _FOREIGN = "other"
 
 
 @dataclass(slots=True)
-class _Kind:
-    told_at: float
-    untold: int = 0
+class _Failures:
+    logged_at: float
+    unlogged: int = 0
 
 
 class _Process:
-    """What belongs to the whole process: the kinds of failure told so far, and the last resort."""
+    """What belongs to the whole process: the kinds of failure so far, and the fatal handler."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.kinds: dict[tuple[str, str, str, str], _Kind] = {}
+        self.failures: dict[tuple[str, str, str, str], _Failures] = {}
         self.on_fatal: Fatal | None = None
 
 
@@ -42,66 +42,70 @@ _process = _Process()
 
 
 def set_fatal_handler(handler: Fatal | None) -> None:
-    """Say how this process ends when a thread that it cannot do without cannot go on.
+    """Set what ends this process when a thread that it cannot do without cannot go on.
 
-    The handler gets a sentence, is called from the failing thread and may end the process.
+    The handler gets a sentence. It is called from the failing thread and may end the process.
     """
     _process.on_fatal = handler
 
 
 def install_excepthook() -> None:
-    """Tell and count what ends a thread that a library started. Safe to repeat."""
+    """Log and count what ends a thread that a library started. Safe to repeat."""
     _begin_counting(_FOREIGN)
-    threading.excepthook = _tell_foreign
+    threading.excepthook = _report_foreign
 
 
 def _begin_counting(thread: str) -> None:
-    """A series that begins at 1 shows no increase, and alerts nobody."""
+    """Start the counter at 0: a series whose first sample is 1 shows no increase, so no alert."""
     metrics.THREAD_ERRORS.add(0, thread=thread)
 
 
-def _tell_foreign(args: threading.ExceptHookArgs) -> None:
+def _report_foreign(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is not None:
         name = args.thread.name if args.thread is not None else "unknown"
         report(_FOREIGN, args.exc_value, f"running {name}")
 
 
 def report(thread: str, exc: BaseException, doing: str = "its turn") -> None:
-    """Tell and count a failure in a thread. Does not block; never raises for what it tells.
+    """Log and count a failure in a thread. Does not block, does not raise.
 
-    The first of a kind is an error with its traceback; the others are summed up every ten minutes.
+    The first failure of a kind is logged with its traceback; the later ones are summed up every ten
+    minutes.
     """
     metrics.THREAD_ERRORS.add(thread=thread)
-    untold = _untold((thread, doing, type(exc).__name__, _origin(exc)))
+    unlogged = _count((thread, doing, type(exc).__name__, _origin(exc)))
     what = f"{type(exc).__name__}: {exc}"
-    if untold == 0:
+    if unlogged == 0:
         log.error("a thread failed: thread=%s while=%s: %s", thread, doing, what, exc_info=exc)
-    elif untold is not None:
+    elif unlogged is not None:
         log.error(
             "a thread fails again and again: thread=%s while=%s times=%d: %s",
-            *(thread, doing, untold, what),
+            thread,
+            doing,
+            unlogged,
+            what,
         )
 
 
-def _untold(key: tuple[str, str, str, str]) -> int | None:
-    """0 for the first of its kind; how many came since it was told last; None: not yet again."""
+def _count(key: tuple[str, str, str, str]) -> int | None:
+    """How many failures of this kind to log now: 0 for its first, None for none yet."""
     now = time.monotonic()
     with _process.lock:
-        kind = _process.kinds.get(key)
+        kind = _process.failures.get(key)
         if kind is None:
-            if len(_process.kinds) >= _KINDS_AT_MOST:
-                _process.kinds.clear()
-            _process.kinds[key] = _Kind(now)
+            if len(_process.failures) >= _KINDS_AT_MOST:
+                _process.failures.clear()
+            _process.failures[key] = _Failures(now)
             return 0
-        kind.untold += 1
-        if now - kind.told_at < REPEAT_S:
+        kind.unlogged += 1
+        if now - kind.logged_at < REPEAT_S:
             return None
-        count, kind.untold, kind.told_at = kind.untold, 0, now
+        count, kind.unlogged, kind.logged_at = kind.unlogged, 0, now
         return count
 
 
 def _origin(exc: BaseException) -> str:
-    """Where it was raised: two failures from one line are of one kind."""
+    """File and line of the raise: failures from one line are of one kind."""
     trace = exc.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -111,10 +115,10 @@ def _origin(exc: BaseException) -> str:
 class SupervisedThread:
     """Runs `turn` again and again, `pause_s` apart, until it is stopped.
 
-    A turn fails by an Exception, or by returning False when it has reported what failed: it is
-    told and counted, and the next one comes after a pause that grows. Once turns have failed on
-    end for a minute, and at once after any other BaseException (a panic in a Rust extension, a
-    SystemExit), the thread ends and calls `on_fatal`, by default that of the process, with a
+    A turn fails by an Exception, which is logged and counted, or by returning False when it has
+    reported the failure itself. The next turn comes after a pause that grows. The thread ends when
+    all turns of a minute have failed, and at once after any other BaseException (a panic in a Rust
+    extension, a SystemExit); it then calls `on_fatal`, or the handler of the process, with a
     sentence. A turn that blocks has to return after `wake`, which `stop` calls.
     """
 
@@ -136,7 +140,7 @@ class SupervisedThread:
 
     @property
     def stopping(self) -> bool:
-        """Whether it was asked to end."""
+        """Whether it was told to end."""
         return self._stop.is_set()
 
     @property
@@ -160,11 +164,11 @@ class SupervisedThread:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        # A turn comes even when the stop came first: it may have something left to do.
+        # One turn is taken even after a stop: it may have something left to do.
         while True:
             try:
                 pause = self._take_turn()
-            except BaseException as exc:  # noqa: BLE001 - told, and then the process is ended
+            except BaseException as exc:  # noqa: BLE001 - reported, and then the process is ended
                 report(self.name, exc)
                 self._give_up(f"{type(exc).__name__}: {exc}")
                 return
@@ -172,11 +176,11 @@ class SupervisedThread:
                 return
 
     def _take_turn(self) -> float | None:
-        """Seconds until the next turn; None when there is no hope of one."""
+        """Take one turn. Seconds until the next one; None when the thread has to end."""
         began = time.monotonic()
         try:
             failed, why = self._turn() is False, "see the errors above"
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it costs this turn alone
+        except Exception as exc:  # noqa: BLE001 - it ends this turn alone
             report(self.name, exc)
             failed, why = True, f"{type(exc).__name__}: {exc}"
         if not failed:
@@ -198,9 +202,9 @@ class SupervisedThread:
 
 
 class OneShotThread:
-    """Runs `work` once. An exception is told and counted; in a `vital` thread it is fatal.
+    """Runs `work` once. An exception is logged and counted; in a `vital` thread it is fatal.
 
-    `label` makes the name of this one thread; the metric has `name` alone.
+    `label` is added to the name of this thread; the metric has `name` alone.
     """
 
     def __init__(
@@ -224,7 +228,7 @@ class OneShotThread:
         return self._thread.is_alive()
 
     def start(self) -> bool:
-        """Begin; False, told and counted, when the host has no thread left for it."""
+        """Begin; False, after a report, when the host has no thread left."""
         try:
             self._thread.start()
         except RuntimeError as exc:
@@ -233,26 +237,26 @@ class OneShotThread:
         return True
 
     def join(self) -> None:
-        """Block until it has ended; not for the thread itself. Safe to repeat."""
+        """Block until it has ended; called from the thread itself, do nothing. Safe to repeat."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as exc:  # noqa: BLE001 - the thread ends here, nobody else would tell
+        except BaseException as exc:  # noqa: BLE001 - the thread ends here, nobody else would report it
             report(self.name, exc)
             if self._vital:
                 call_fatal(self.name, f"{type(exc).__name__}: {exc}", self._on_fatal)
 
 
 def call_fatal(thread: str, why: str, handler: Fatal | None = None) -> None:
-    """A thread has ended for good: tell it, and let the process end as it was told to."""
+    """Log that a thread has ended for good, and call `handler` or that of the process."""
     log.critical("a thread has ended for good: thread=%s: %s", thread, why)
     chosen = handler if handler is not None else _process.on_fatal
     if chosen is None:
         return
     try:
         chosen(f"its thread {thread} cannot go on ({why})")
-    except BaseException as exc:  # noqa: BLE001 - the thread ends here, nobody else would tell
+    except BaseException as exc:  # noqa: BLE001 - the thread ends here, nobody else would report it
         report(thread, exc, "ending the process")

@@ -13,7 +13,8 @@ import click
 from tests.benchmarks.results import Figure, conclusion, table
 from tests.support.rehearsal import servers
 
-PARTS = ("slots", "survivors", "tail", "client", "real")
+# Each is a module of this package with a function `measure`.
+PARTS = ("busy_slots", "dead_engine", "slow_engine_tail", "client", "sglang_throughput")
 Measure = Callable[..., list[Figure]]
 
 
@@ -33,10 +34,10 @@ def main(parts: tuple[str, ...], rounds: int, out: Path) -> None:
         ):
             figures += measure(settings, Path(name), rounds)
         click.echo("\n".join(table(figures)), err=True)
-    last, whole = conclusion(figures)
-    out.write_text(json.dumps([one.to_json() for one in figures], indent=1) + "\n")
-    click.echo("\n".join([*table(figures), f"written to {out}", last]))
-    raise SystemExit(not whole)
+    last_line, all_reached = conclusion(figures)
+    out.write_text(json.dumps([figure.to_json() for figure in figures], indent=1) + "\n")
+    click.echo("\n".join([*table(figures), f"written to {out}", last_line]))
+    raise SystemExit(not all_reached)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The least that an aiohttp client does: arguments URL COUNT IN_FLIGHT TOKENS.
+"""The baseline of `client`: `python -m tests.benchmarks.baseline_loop URL COUNT IN_FLIGHT TOKENS`.
 
-Posts the same requests, reads the answers, parses them; nothing is checked or kept. Prints the CPU
-seconds between the first request and the last answer.
+Does the least that an aiohttp client can do: posts the same requests, reads and parses the answers,
+checks and keeps nothing. Prints the CPU seconds from the first request to the last answer.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from dflashq.core.model import Sampling
 from dflashq.engine.dialects.sglang import generate_body
 
 
-async def ask(url: str, count: int, in_flight: int, tokens: int) -> float:
+async def measure_cpu_s(url: str, count: int, in_flight: int, tokens: int) -> float:
     """CPU seconds of `count` generations, `in_flight` at a time."""
     bodies = [_body(number, tokens) for number in range(count)]
-    gate = asyncio.Semaphore(in_flight)
+    slots = asyncio.Semaphore(in_flight)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
     ) as session:
 
-        async def one(body: bytes) -> int:
-            async with gate, session.post(f"{url}/generate", data=body, headers=JSON) as answer:
+        async def generate(body: bytes) -> int:
+            async with slots, session.post(f"{url}/generate", data=body, headers=JSON) as answer:
                 return len(json.loads(await answer.read())["output_ids"])
 
         began = time.process_time()
-        made = await asyncio.gather(*(one(body) for body in bodies))
+        counts = await asyncio.gather(*(generate(body) for body in bodies))
         used = time.process_time() - began
-    assert min(made) == tokens, min(made)
+    assert min(counts) == tokens, min(counts)
     return used
 
 
@@ -50,4 +50,4 @@ def _body(number: int, tokens: int) -> bytes:
 
 if __name__ == "__main__":
     url, *numbers = sys.argv[1:]
-    print(asyncio.run(ask(url, *map(int, numbers))))  # noqa: T201
+    print(asyncio.run(measure_cpu_s(url, *map(int, numbers))))  # noqa: T201

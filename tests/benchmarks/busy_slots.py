@@ -8,7 +8,7 @@ import psutil
 
 from dflashq.config import Settings
 from tests.benchmarks.results import Figure
-from tests.benchmarks.setup import Engine, fleet_of, give, pin, pin_servers
+from tests.benchmarks.setup import Engine, enqueue_run, fleet_of, pin, pin_servers
 from tests.support.fleet import prompts_file
 
 # 1,000 prompts on 64 slots, scaled down by four: a batch is 15.6 slots deep, and its longest
@@ -19,7 +19,7 @@ TOKEN_MS = 0.25
 GOAL = 0.98
 
 
-def busy(base: Settings, folder: Path, concurrency: int, prompts: Path) -> float:
+def busy_share(base: Settings, folder: Path, concurrency: int, prompts: Path) -> float:
     """Share of slots that are busy from the first full batch until nothing is left to admit."""
     with fleet_of(
         base,
@@ -35,7 +35,7 @@ def busy(base: Settings, folder: Path, concurrency: int, prompts: Path) -> float
         pin_servers(1)
         pin(psutil.Process(fleet.workers[0].process.pid), 0)
         before = engine.stats()["received"]
-        count = give(fleet, folder.name, prompts, BATCH)
+        count = enqueue_run(fleet, folder.name, prompts, BATCH)
         first = engine.until(lambda s: s["running"] == SLOTS, 60)
         last = engine.until(lambda s: s["received"] - before >= count, 900)
         fleet.wait_finished(folder.name, 300)
@@ -48,17 +48,20 @@ def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
     """Interleaved: three batches at once, then one at a time, in every round."""
     prompts = prompts_file(folder / "prompts.jsonl", BATCH * BATCHES)
     pairs = [
-        (busy(base, folder / f"three-{n}", 3, prompts), busy(base, folder / f"one-{n}", 1, prompts))
+        (
+            busy_share(base, folder / f"three-{n}", 3, prompts),
+            busy_share(base, folder / f"one-{n}", 1, prompts),
+        )
         for n in range(rounds)
     ]
-    alone = ", ".join(f"{one:.3f}" for _, one in pairs)
+    alone = ", ".join(f"{share:.3f}" for _, share in pairs)
     return [
         Figure(
             "slots busy in steady state",
-            tuple(three for three, _ in pairs),
+            tuple(share for share, _ in pairs),
             GOAL,
             at_least=True,
             beside=f"one batch at a time: {alone}",
-            more={"one_at_a_time": [one for _, one in pairs], "batches": BATCHES},
+            more={"one_at_a_time": [share for _, share in pairs], "batches": BATCHES},
         )
     ]

@@ -11,7 +11,7 @@ import psutil
 
 from dflashq.config import Settings
 from tests.benchmarks.results import Figure
-from tests.benchmarks.setup import Engine, cpu_s, fleet_of, give, pin, pin_servers, unpin
+from tests.benchmarks.setup import Engine, cpu_s, enqueue_run, fleet_of, pin, pin_servers, unpin
 from tests.support.fleet import ROOT, FleetHarness, prompts_file
 
 IN_FLIGHT, TOKENS, COUNT, BATCH = 512, 4000, 2000, 1000
@@ -19,11 +19,11 @@ TOKEN_MS = 2.0
 GOAL = 2.0
 
 
-def of_the_worker(fleet: FleetHarness, engine: Engine, run: str, prompts: Path) -> float:
+def worker_cpu_s(fleet: FleetHarness, engine: Engine, run: str, prompts: Path) -> float:
     """CPU seconds of the worker for a run of COUNT prompts, from the enqueue to its commit."""
     worker = psutil.Process(fleet.workers[0].process.pid)
     used = cpu_s(worker)
-    give(fleet, run, prompts, BATCH)
+    enqueue_run(fleet, run, prompts, BATCH)
     engine.until(lambda s: s["running"] > 0, 60)
     fleet.wait_finished(run, 600)
     used = cpu_s(worker) - used
@@ -31,16 +31,16 @@ def of_the_worker(fleet: FleetHarness, engine: Engine, run: str, prompts: Path) 
     return used
 
 
-def of_the_bare_loop(engine: Engine) -> float:
+def baseline_cpu_s(engine: Engine) -> float:
     """CPU seconds of the bare loop for as many answers of the same engine."""
     unpin()
     command = [sys.executable, "-m", "tests.benchmarks.baseline_loop", engine.url]
     command += map(str, (COUNT, IN_FLIGHT, TOKENS))
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         pin(psutil.Process(process.pid), 0)
-        said, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, said
-    return float(said)
+        output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return float(output)
 
 
 def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
@@ -59,11 +59,11 @@ def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
     ) as fleet:
         engine = Engine.of(fleet.workers[0])
         for number in range(rounds):
-            bare = of_the_bare_loop(engine)
+            bare = baseline_cpu_s(engine)
             pin_servers(1)
             pin(psutil.Process(fleet.workers[0].process.pid), 0)
             pin(engine.process, 1)
-            pairs.append((of_the_worker(fleet, engine, f"client-{number}", prompts), bare))
+            pairs.append((worker_cpu_s(fleet, engine, f"client-{number}", prompts), bare))
     costs = ", ".join(
         f"{ours / COUNT * 1000:.2f}/{bare / COUNT * 1000:.2f}" for ours, bare in pairs
     )

@@ -1,4 +1,6 @@
-"""`python peer.py URL COUNT IN_FLIGHT FOLDER`: datatrove on the same server, the same prompts.
+"""`python datatrove_comparison.py URL COUNT IN_FLIGHT FOLDER`: datatrove on the same server.
+
+It answers the same prompts.
 
 Runs in whatever Python has datatrove; it imports nothing of ours. An environment for it:
 `pip install "datatrove[io]==0.10.1" httpx aiofiles aiosqlite xxhash orjson`. Prints one JSON

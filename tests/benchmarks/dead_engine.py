@@ -11,8 +11,8 @@ import requests
 
 from dflashq.config import Settings
 from tests.benchmarks.results import Figure
-from tests.benchmarks.setup import Engine, fleet_of, give, unpin, wait_settled
-from tests.support.fault_fleet import lines_of
+from tests.benchmarks.setup import Engine, enqueue_run, fleet_of, unpin, wait_settled
+from tests.support.fault_fleet import engine_events
 from tests.support.fleet import prompts_file
 
 # As in a campaign, a batch is more than one fill of the engine, and every engine sees some fifty.
@@ -36,8 +36,8 @@ def bound_s(tokens: int, by_the_dead: int, tokens_per_s: float) -> float:
     return (tokens - by_the_dead) / tokens_per_s
 
 
-def one_round(base: Settings, folder: Path, prompts: Path) -> Outcome:
-    """Run it once, kill the second worker with its engine when half of the batches are done."""
+def measure_round(base: Settings, folder: Path, prompts: Path) -> Outcome:
+    """Run it once; kill the second worker and its engine when half of the batches are done."""
     stats = folder.parent / f"{folder.name}.jsonl"
     with fleet_of(
         base,
@@ -52,13 +52,13 @@ def one_round(base: Settings, folder: Path, prompts: Path) -> Outcome:
         slowed = requests.post(f"{slow.url}/faults", json={"slow": 2.0}, timeout=10)
         slowed.raise_for_status()
         dead_pid = doomed.process.pid
-        give(fleet, folder.name, prompts, BATCH)
+        enqueue_run(fleet, folder.name, prompts, BATCH)
         wait_settled(fleet, folder.name, 0.5, 300)
         killed_at = time.time()
         fleet.workers[1].kill()
         fleet.wait_finished(folder.name, 300)
         fleet.oracle(folder.name)
-    rows = list(lines_of(stats))
+    rows = list(engine_events(stats))
     began = min(row["t"] for row in rows if row["event"] == "received")
     answers = [row for row in rows if row["event"] == "answered"]
     first = {row["prompt"]: row for row in reversed(answers)}
@@ -72,10 +72,10 @@ def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
     """The processes run on every core: there are more of them than cores."""
     unpin()
     prompts = prompts_file(folder / "prompts.jsonl", PROMPTS)
-    found = [one_round(base, folder / f"four-{n}", prompts) for n in range(rounds)]
-    more: dict[str, Any] = {"rounds": [_row(o) for o in found]}
-    shown = "; ".join(f"{o.makespan_s:.1f} s, bound {o.bound_s:.1f} s" for o in found)
-    values = tuple(o.makespan_s / o.bound_s for o in found)
+    outcomes = [measure_round(base, folder / f"four-{n}", prompts) for n in range(rounds)]
+    more: dict[str, Any] = {"rounds": [_row(o) for o in outcomes]}
+    shown = "; ".join(f"{o.makespan_s:.1f} s, bound {o.bound_s:.1f} s" for o in outcomes)
+    values = tuple(o.makespan_s / o.bound_s for o in outcomes)
     return [
         Figure("makespan with a slow and a killed engine", values, GOAL, False, shown, more),
     ]

@@ -12,7 +12,11 @@ REACHED, MISSED, NOT_SHOWN, SKIPPED = "reached", "missed", "not shown", "skipped
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One ratio of this run, a value for each round; `beside` is what stands next to it."""
+    """One ratio of this run, with a value for each round.
+
+    `at_least`: the goal is a lower bound, else an upper one. `beside` is printed in the last
+    column; `more` goes into the JSON alone.
+    """
 
     name: str
     values: tuple[float, ...]
@@ -23,7 +27,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """A goal between the least and the largest value is not shown, whatever the median."""
+        """ "not shown" when some rounds reach the goal and others do not, whatever the median."""
         if not self.values:
             return SKIPPED
         good = [
@@ -38,13 +42,14 @@ class Figure:
 
 
 def table(figures: Iterable[Figure]) -> list[str]:
-    """The figures as aligned lines: median, spread, goal, verdict, and what stands beside."""
+    """The figures as aligned lines, a heading first: median, spread, goal, verdict, `beside`."""
     rows = [("figure", "median", "spread", "goal", "verdict", "beside")]
-    for one in figures:
-        goal = f"{'>=' if one.at_least else '<='} {one.goal:g}"
-        median = f"{statistics.median(one.values):.3f}" if one.values else "-"
-        spread = f"{min(one.values):.3f}..{max(one.values):.3f}" if one.values else "-"
-        rows.append((one.name, median, spread, goal, one.verdict, one.beside))
+    for figure in figures:
+        values = figure.values
+        goal = f"{'>=' if figure.at_least else '<='} {figure.goal:g}"
+        median = f"{statistics.median(values):.3f}" if values else "-"
+        spread = f"{min(values):.3f}..{max(values):.3f}" if values else "-"
+        rows.append((figure.name, median, spread, goal, figure.verdict, figure.beside))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return [
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[5]]).rstrip()
@@ -54,6 +59,6 @@ def table(figures: Iterable[Figure]) -> list[str]:
 
 def conclusion(figures: Iterable[Figure]) -> tuple[str, bool]:
     """The last line, and whether every goal is reached (a skipped one is not)."""
-    found = list(figures)
-    reached = sum(one.verdict == REACHED for one in found)
-    return f"{reached} of {len(found)} goals are reached", reached == len(found)
+    verdicts = [figure.verdict for figure in figures]
+    reached = verdicts.count(REACHED)
+    return f"{reached} of {len(verdicts)} goals are reached", reached == len(verdicts)

@@ -1,4 +1,4 @@
-"""The ground under every figure: fleets on emulated engines, pinned cores, engine counters."""
+"""What every benchmark needs: fleets on emulated engines, pinned cores, engine counters."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def pin(process: psutil.Process, core: int) -> None:
 
 def pin_servers(core: int) -> None:
     """Bind this process and the servers that it started (not the workers) to one core."""
-    me = psutil.Process()
-    for process in [me, *me.children(recursive=True)]:
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
         pin(process, core)
 
 
@@ -75,8 +75,8 @@ class Engine:
         """Counters of this instant."""
         answer = requests.get(f"{self.url}/stats", params={"prompts": "0"}, timeout=30)
         answer.raise_for_status()
-        found: dict[str, Any] = answer.json()
-        return found
+        counters: dict[str, Any] = answer.json()
+        return counters
 
     def until(
         self, condition: Callable[[dict[str, Any]], bool], timeout_s: float
@@ -123,8 +123,8 @@ def fleet_of(
         yield fleet
 
 
-def give(fleet: FleetHarness, run: str, prompts: Path, batch_size: int) -> int:
-    """Enqueue a run without a canary, which would go alone first; how many prompts it has."""
+def enqueue_run(fleet: FleetHarness, run: str, prompts: Path, batch_size: int) -> int:
+    """Enqueue a run without a canary, which would go alone first. Returns its number of prompts."""
     model = fleet.profile.model
     spec = RunSpec(
         model=model.source or model.id,
@@ -137,8 +137,8 @@ def give(fleet: FleetHarness, run: str, prompts: Path, batch_size: int) -> int:
     )
     rejected = fleet.folder / f"rejected-{run}.jsonl"
     with spooled([prompts], rejected_path=rejected, batch_size=batch_size) as prepared:
-        asked = run_record(run, spec, prepared, datetime.now(UTC))
-        enqueue(fleet.ledger, fleet.blobs, fleet.hints, asked, prepared, lambda *_: None)
+        record = run_record(run, spec, prepared, datetime.now(UTC))
+        enqueue(fleet.ledger, fleet.blobs, fleet.hints, record, prepared, lambda *_: None)
         return prepared.prompts
 
 

@@ -1,8 +1,8 @@
 """The whole fleet on a real SGLang on the CPU against SGLang's own serving benchmark.
 
-Both ask the same server for the same prompts, with the same sampling, as many at once. The tiny
-model answers forty prompts a second, which no real one does: what the client costs weighs the more.
-BENCH_REAL_PROFILE=smollm2-cpu takes a slower one.
+Both send the same prompts to the same server, with the same sampling and as many at once. The tiny
+model answers forty prompts a second, more than any real model, so the cost of the client counts for
+more. BENCH_REAL_PROFILE=smollm2-cpu takes a slower model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dflashq.config import Settings
 from dflashq.embedded.cpu_engine import engine_environment, ensure_engine, ensure_smollm2
 from dflashq.engine.dialects.sglang import generate_body
 from tests.benchmarks.results import Figure
-from tests.benchmarks.setup import give, pin, pin_servers, unpin
+from tests.benchmarks.setup import enqueue_run, pin, pin_servers, unpin
 from tests.support.fleet import FleetHarness, WorkerHandle, prompts_file
 from tests.support.rehearsal import TINY
 
@@ -48,7 +48,10 @@ def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
         url = _address(worker)
         _pin(worker)
         pairs = [
-            (of_sglang(python, url, folder, fleet, prompts), of_fleet(fleet, f"real-{n}", prompts))
+            (
+                benchmark_tokens_per_s(python, url, folder, fleet, prompts),
+                fleet_tokens_per_s(fleet, f"real-{n}", prompts),
+            )
             for n in range(rounds + 1)
         ][1:]
     shown = ", ".join(f"{ours:.0f}/{theirs:.0f}" for theirs, ours in pairs)
@@ -64,16 +67,18 @@ def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
     ]
 
 
-def of_fleet(fleet: FleetHarness, run: str, prompts: Path) -> float:
+def fleet_tokens_per_s(fleet: FleetHarness, run: str, prompts: Path) -> float:
     """Output tokens per second from the hints to the commit of the last batch."""
-    give(fleet, run, prompts, BATCH)
+    enqueue_run(fleet, run, prompts, BATCH)
     began = time.monotonic()
     fleet.wait_finished(run, 900)
     seconds = time.monotonic() - began
     return fleet.oracle(run).output_tokens / seconds
 
 
-def of_sglang(python: Path, url: str, folder: Path, fleet: FleetHarness, prompts: Path) -> float:
+def benchmark_tokens_per_s(
+    python: Path, url: str, folder: Path, fleet: FleetHarness, prompts: Path
+) -> float:
     """Output tokens per second that SGLang's benchmark reports."""
     dataset, out = folder / "dataset.jsonl", folder / "serving.jsonl"
     rows = [json.loads(line)["messages"][0] for line in prompts.read_text().splitlines()]
@@ -116,10 +121,10 @@ def _pin(worker: WorkerHandle) -> None:
 
 def _packages() -> Path:
     """Where this environment has its packages."""
-    found = find_spec("datasets")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parents[1]
+    spec = find_spec("datasets")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
 
 
 def fleet_ends(fleet: FleetHarness) -> frozenset[int]:

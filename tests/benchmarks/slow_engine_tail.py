@@ -17,11 +17,11 @@ import psutil
 from dflashq.config import Settings
 from dflashq.engine.chat_renderer import ChatRenderer
 from tests.benchmarks.results import Figure
-from tests.benchmarks.setup import Engine, cpu_s, fleet_of, give, pin, pin_servers
+from tests.benchmarks.setup import Engine, cpu_s, enqueue_run, fleet_of, pin, pin_servers
 from tests.support.engine_emulator import EmulatedEngine, prompt_hash
 from tests.support.engine_emulator.answers import LengthDistribution
 from tests.support.engine_emulator.profile import token_options
-from tests.support.fault_fleet import lines_of
+from tests.support.fault_fleet import engine_events
 from tests.support.fleet import prompts_file
 from tests.support.rehearsal import TINY
 
@@ -36,26 +36,26 @@ NO_PEER = f"{PEER} is not installed (BENCH_PEER_PYTHON names a python that has i
 SCRIPT = Path(__file__).with_name("datatrove_comparison.py")
 
 
-def drawn(seed: int) -> list[float]:
+def drawn_seconds(seed: int) -> list[float]:
     """Seconds of every answer in the order of the prompts, as the engine will draw them."""
     renderer, lengths = ChatRenderer(TINY), LengthDistribution.parse(LENGTHS)
-    found = []
+    seconds = []
     for number in range(PROMPTS):
         turn = {"role": "user", "content": f"What is {number} plus 0?"}
         ids = renderer.render([turn], None, thinking=True)
-        found.append(lengths.draw(f"{seed}|{prompt_hash(ids)}") * TOKEN_MS / 1000)
-    return found
+        seconds.append(lengths.draw(f"{seed}|{prompt_hash(ids)}") * TOKEN_MS / 1000)
+    return seconds
 
 
 def ideal_and_floor(seconds: list[float]) -> tuple[float, float]:
-    """All slots busy to the end, and what no client beats that keeps the order of the prompts."""
+    """Two bounds in seconds: all slots busy to the end; the best that keeps the prompts' order."""
     ends = [0.0] * SLOTS
-    for one in seconds:
-        heapq.heappush(ends, heapq.heappop(ends) + one)
+    for duration in seconds:
+        heapq.heappush(ends, heapq.heappop(ends) + duration)
     return sum(seconds) / SLOTS, max(ends)
 
 
-def one_round(base: Settings, folder: Path, prompts: Path) -> tuple[float, float]:
+def measure_round(base: Settings, folder: Path, prompts: Path) -> tuple[float, float]:
     """Seconds from the first request to the last answer; CPU seconds of the worker meanwhile."""
     stats = folder.parent / f"{folder.name}.jsonl"
     with fleet_of(
@@ -74,15 +74,15 @@ def one_round(base: Settings, folder: Path, prompts: Path) -> tuple[float, float
         pin(worker, 0)
         before = engine.stats()["received"]
         used = cpu_s(worker)
-        give(fleet, folder.name, prompts, BATCH)
+        enqueue_run(fleet, folder.name, prompts, BATCH)
         engine.until(lambda s: s["received"] - before >= PROMPTS and not s["running"], 120)
         fleet.wait_finished(folder.name, 60)
         used = cpu_s(worker) - used
         fleet.oracle(folder.name)
-    return _makespan(lines_of(stats)), used
+    return _makespan(engine_events(stats)), used
 
 
-def peer_round(python: str, folder: Path) -> tuple[float, float]:
+def measure_peer(python: str, folder: Path) -> tuple[float, float]:
     """The same of datatrove against an engine that draws the same lengths; its imports apart."""
     folder.mkdir()
     stats = folder / "stats.jsonl"
@@ -100,36 +100,36 @@ def peer_round(python: str, folder: Path) -> tuple[float, float]:
 
 def _makespan(rows: Iterable[dict[str, Any]]) -> float:
     """Seconds from the first request to the last answer."""
-    known = list(rows)
-    began = min(row["t"] for row in known if row["event"] == "received")
-    return float(max(row["t"] for row in known if row["event"] == "answered") - began)
+    times = [(row["event"], row["t"]) for row in rows]
+    first = min(time for event, time in times if event == "received")
+    return float(max(time for event, time in times if event == "answered") - first)
 
 
 def measure(base: Settings, folder: Path, rounds: int) -> list[Figure]:
     """The CPU is the worker's from the enqueue to the commit of the last batch."""
     prompts = prompts_file(folder / "prompts.jsonl", PROMPTS)
-    ideal, floor = ideal_and_floor(drawn(SEED))
+    ideal, floor = ideal_and_floor(drawn_seconds(SEED))
     python = peer_python()
-    found, peers = [], []
+    rounds_done, peers = [], []
     for number in range(rounds):
-        found.append(one_round(base, folder / f"tail-{number}", prompts))
+        rounds_done.append(measure_round(base, folder / f"tail-{number}", prompts))
         if python is not None:
-            peers.append(peer_round(python, folder / f"peer-{number}"))
+            peers.append(measure_peer(python, folder / f"peer-{number}"))
     beside = f"ideal {ideal:.1f} s, floor {floor / ideal:.3f} x ideal; "
     times = ", ".join(f"{seconds / ideal:.3f}" for seconds, _ in peers)
     cpus = ", ".join(f"{cpu:.2f}" for _, cpu in peers)
     return [
         Figure(
             "makespan of 600 heavy-tailed prompts",
-            tuple(seconds / ideal for seconds, _ in found),
+            tuple(seconds / ideal for seconds, _ in rounds_done),
             GOAL,
             at_least=False,
             beside=beside + (f"{PEER}: {times}" if peers else NO_PEER),
-            more={"ideal_s": ideal, "floor_s": floor, "makespan_s": [s for s, _ in found]},
+            more={"ideal_s": ideal, "floor_s": floor, "makespan_s": [s for s, _ in rounds_done]},
         ),
         Figure(
             "client CPU seconds for the 600",
-            tuple(cpu for _, cpu in found),
+            tuple(cpu for _, cpu in rounds_done),
             CPU_GOAL,
             at_least=False,
             beside="start apart, commits included; " + (f"{PEER}: {cpus}" if peers else NO_PEER),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import requests
-from pydantic import SecretStr
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -22,7 +21,7 @@ from dflashq.config import Settings
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3
 from dflashq.system.ports import free_port
-from tests.conftest import ACCESS_KEY, BUCKET, REDIS_PASSWORD, SECRET_KEY
+from tests.conftest import REDIS_PASSWORD
 from tests.support.engine_emulator import emulated_profile
 from tests.support.env import environment
 from tests.support.fault_fleet import FaultFleet, fault_fleet_settings
@@ -150,14 +149,14 @@ class Page:
         if not AXE.exists():
             pytest.skip("axe-core is not there: make browser fetches it")
         self.browser.execute_script(AXE.read_text())
-        found = self.browser.execute_async_script(
+        violations = self.browser.execute_async_script(
             "const done = arguments[0]; axe.run(document).then((r) => done(r.violations));"
         )
         return [
-            f"{one['id']} ({one['impact']}): {node['target']} {node['failureSummary']}"
-            for one in found
-            if one["impact"] in ("serious", "critical")
-            for node in one["nodes"]
+            f"{rule['id']} ({rule['impact']}): {node['target']} {node['failureSummary']}"
+            for rule in violations
+            if rule["impact"] in ("serious", "critical")
+            for node in rule["nodes"]
         ]
 
     def errors(self) -> list[str]:
@@ -191,17 +190,9 @@ def show(
     folder = tmp_path_factory.mktemp("show")
     model = TINY_MODEL
     with EmbeddedRedis(folder / "redis", free_port(), REDIS_PASSWORD) as redis:
-        base = Settings(
-            _env_file=None,  # type: ignore[call-arg]
-            redis_password=SecretStr(REDIS_PASSWORD),
-            s3_endpoint_url=s3_server.endpoint_url,
-            s3_bucket=BUCKET,
-            s3_access_key_id=SecretStr(ACCESS_KEY),
-            s3_secret_access_key=SecretStr(SECRET_KEY),
-        )
         stats = folder / "stats.jsonl"
         profile = emulated_profile(
-            *(folder,),
+            folder,
             model_dir=model,
             lengths="uniform:40:400",
             token_ms=8,
@@ -209,9 +200,7 @@ def show(
             stats_file=stats,
             faults={"truncated": 0.12},
         )
-        settings = fault_fleet_settings(base, redis, folder).model_copy(
-            update={"sweep_s": 1.0, "lease_ttl_s": 4.0}
-        )
+        settings = fault_fleet_settings(redis, s3_server, folder, sweep_s=1.0, lease_ttl_s=4.0)
         with FaultFleet(settings, profile, folder, redis, stats) as fault_fleet:
             for name in ("gpu0", "gpu1"):
                 fault_fleet.launch(name)

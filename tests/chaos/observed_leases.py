@@ -1,4 +1,4 @@
-"""What the chaos sees of the ledger all the time: kept generations, done batches, lost leases."""
+"""Watches the ledger during a chaos: kept generations, done batches, lost leases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ Held = tuple[str, str, str]  # run, batch and fence of a lease
 
 @dataclass(slots=True)
 class Loss:
-    """A lease that a fault took away: when it was free again, and when it had a new holder."""
+    """A lease that a fault took away.
+
+    `began` is when the fault began, `freed` when the lease was free again, `ended` when it had a
+    new holder or its batch was done: seconds since the epoch, None before that.
+    """
 
     run: str
     batch: str
@@ -34,10 +38,10 @@ class Loss:
 
 @dataclass(slots=True)
 class ObservedLeases:
-    """`kept`: when each generation was first seen in the ledger, by the hash of its prompt.
+    """What was seen in the ledger, with the first moment of each in seconds since the epoch.
 
-    What is seen there is on disk: Redis answers nobody before its log is synced. `done`: when
-    each batch was first seen in the done-set.
+    `kept` by the hash of the prompt: what a reader sees is on disk, since Redis answers nobody
+    before its log is synced. `done` by run and batch. `samples` counts the rounds of reading.
     """
 
     kept: dict[str, float] = field(default_factory=dict)
@@ -46,19 +50,22 @@ class ObservedLeases:
     samples: int = 0
 
 
-class Watch:
-    """Reads the ledger every 0.3 s in a thread of its own; a context manager."""
+class LeaseWatcher:
+    """Reads the ledger every 0.3 s in a thread of its own; a context manager.
+
+    `runs` are the batches of each run that is to be watched; a finished run is taken out.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        self.seen = ObservedLeases()
+        self.observed = ObservedLeases()
         self.runs: dict[str, list[str]] = {}
         self._redis: Any = connect(settings)
         self._fields: set[tuple[str, str, bytes]] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="lease-watcher", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LeaseWatcher:
         self._thread.start()
         return self
 
@@ -67,14 +74,14 @@ class Watch:
         self._thread.join()
         self._redis.close()
 
-    def lost(self, worker: str) -> None:
-        """A fault takes this worker's leases away now."""
+    def record_loss(self, worker: str) -> None:
+        """Note that a fault takes the leases of this worker away now."""
         now = time.time()
-        held = self.held(worker)
+        held = self.held_leases(worker)
         with self._lock:
-            self.seen.losses += [Loss(run, batch, fence, now) for run, batch, fence in held]
+            self.observed.losses += [Loss(run, batch, fence, now) for run, batch, fence in held]
 
-    def held(self, worker: str) -> set[Held]:
+    def held_leases(self, worker: str) -> set[Held]:
         """The leases that this worker holds now."""
         with self._lock:
             return {
@@ -91,8 +98,8 @@ class Watch:
                     with self._lock:
                         self._sample(run, batches)
                 except (LedgerError, redis.RedisError):
-                    continue  # the chaos is at Redis just now
-            self.seen.samples += 1
+                    continue  # a fault is at Redis just now
+            self.observed.samples += 1
 
     def _leases(self, run: str) -> dict[str, tuple[str, str]]:
         """Fence and worker by leased batch."""
@@ -108,8 +115,8 @@ class Watch:
         done = {name.decode() for name in self._redis.hkeys(keys.redis_run(run, "done"))}
         now = time.time()
         for batch in done:
-            self.seen.done.setdefault((run, batch), now)
-        for loss in self.seen.losses:
+            self.observed.done.setdefault((run, batch), now)
+        for loss in self.observed.losses:
             if loss.run == run and loss.ended is None:
                 fence = held.get(loss.batch, ("", ""))[0]
                 if fence != loss.fence:
@@ -117,11 +124,11 @@ class Watch:
                     loss.ended = now if fence or loss.batch in done else None
         for batch in batches:
             if batch not in done:
-                self._look_at_kept(run, batch)
+                self._sample_kept(run, batch)
         if len(done) == len(batches):
             del self.runs[run]
 
-    def _look_at_kept(self, run: str, batch: str) -> None:
+    def _sample_kept(self, run: str, batch: str) -> None:
         key = keys.redis_run(run, f"kept:{batch}")
         new = [
             name
@@ -135,4 +142,4 @@ class Watch:
             if payload is not None:
                 row = json.loads(codec.decompress(payload))
                 self._fields.add((run, batch, name))
-                self.seen.kept.setdefault(prompt_hash(row["prompt_ids"]), now)
+                self.observed.kept.setdefault(prompt_hash(row["prompt_ids"]), now)

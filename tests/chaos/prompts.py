@@ -1,4 +1,4 @@
-"""The prompts of the chaos, some of which a gateway refuses for ever, each in its own way."""
+"""The prompts of a chaos. A gateway refuses some of them for ever, in one of several ways."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def refusal_of(index: int) -> Refusal | int | None:
     return list(REFUSALS)[number % len(REFUSALS)] if place == 7 else None
 
 
-def words(how: Refusal | int) -> str:
-    """What stands in a prompt that is refused so."""
+def refusal_mark(how: Refusal | int) -> str:
+    """The text in a prompt by which the emulated engine knows how to refuse it."""
     return f" refused {how} refused"
 
 
 def refused_marks(model: Path) -> list[tuple[list[int], Refusal | int]]:
     """The fault of the emulated engine that refuses these prompts."""
     renderer = ChatRenderer(model)
-    return [(ids_inside(renderer, words(how)), how) for how in REFUSALS]
+    return [(ids_inside(renderer, refusal_mark(how)), how) for how in REFUSALS]
 
 
 def expected_reasons(prompts: int, *, refusing: bool) -> dict[int, str]:
-    """The reason of rejection by index, for a run of so many prompts; a gateway may refuse none."""
+    """The reason of rejection by index in a run of `prompts`; empty without `refusing`."""
     refused = {n: refusal_of(n) for n in range(prompts)} if refusing else {}
     return {index: REFUSALS[how] for index, how in refused.items() if how is not None}
 
 
 def write_prompts(path: Path, run: str, count: int) -> None:
-    """A prompt file of which every fourth prompt has two turns; no other run has its prompts."""
+    """Write a prompt file; every fourth prompt has two turns. No other run has the same prompts."""
     with path.open("w") as file:
         for number in range(count):
             turns = 2 if number % 4 == 0 else 1
             how = refusal_of(number)
-            mark = "" if how is None else f"x{words(how)} x "
+            mark = "" if how is None else f"x{refusal_mark(how)} x "
             messages = [
                 {"role": "user", "content": f"{mark}{run}: what is {number} plus {turn}?"}
                 for turn in range(turns)

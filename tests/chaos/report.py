@@ -1,4 +1,4 @@
-"""What the chaos has done and what became of it: lost, doubled, regenerated."""
+"""The verdict on a chaos: what was lost, committed twice or generated again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflashq.core import codec, keys
 from dflashq.core.model import RunRecord
 from tests.chaos.observed_leases import ObservedLeases
 from tests.support.engine_emulator import prompt_hash
-from tests.support.fault_fleet import FaultFleet, lines_of
+from tests.support.fault_fleet import FaultFleet, engine_events
 
 # A request may be on its way to the engine while the answer to another one is being kept.
 TOLERANCE_S = 0.25
@@ -24,7 +24,10 @@ KILLED = ("fell silent past its lease", "died and came back", "started anew")
 
 @dataclass(slots=True)
 class Outcome:
-    """The verdict on a chaos; `clean` is the only pass."""
+    """Counts and findings over all runs; `clean` is the only pass.
+
+    `crashed` and `refused` count rejected prompts that are no fault of the fleet.
+    """
 
     prompts: int = 0
     batches: int = 0
@@ -43,7 +46,7 @@ class Outcome:
 
 
 def note_dead(fault_fleet: FaultFleet, run: str, outcome: Outcome) -> None:
-    """Every dead batch with its reason; a problem unless kills alone have ended its attempts."""
+    """Add every dead batch with its reason; a problem unless kills alone ended its attempts."""
     for batch, reason in fault_fleet.ledger.status(run).dead.items():
         outcome.dead.append(f"{run}/{batch}: {reason}")
         story = [row["what"] for row in fault_fleet.ledger.story(run, batch)]
@@ -58,9 +61,9 @@ def is_kill(sentence: str) -> bool:
 
 
 def check_rejections(run: str, reasons: dict[int, str], expected: dict[int, str]) -> str:
-    """What is wrong with the rejections of a run, by index; empty when nothing is.
+    """A sentence on rejections that should not be, or are missing; empty when all is right.
 
-    A prompt in flight at the deaths of its engines may be refused for that, whichever it is.
+    Any prompt that was in flight at several deaths of its engine may be rejected as the cause.
     """
     counted = {index: reason for index, reason in reasons.items() if reason != CRASH}
     missing = {n: why for n, why in expected.items() if n not in reasons}
@@ -73,11 +76,12 @@ def check_rejections(run: str, reasons: dict[int, str], expected: dict[int, str]
 def account(
     fault_fleet: FaultFleet, record: RunRecord, expected: dict[int, str], outcome: Outcome
 ) -> dict[str, str]:
-    """Count every index of a run on S3, by listing; batch by hash of all committed generations.
+    """Count every index of a run in the objects that S3 lists, and run the oracle.
 
-    `expected` are the reasons of the prompts that must be rejected.
+    `expected` are the reasons of the prompts that must be rejected. Returns the batch of each
+    committed generation, by the hash of its prompt.
     """
-    homes: Counter[int] = Counter()
+    occurrences: Counter[int] = Counter()
     reasons: dict[int, str] = {}
     batch_of: dict[str, str] = {}
     for key in fault_fleet.blobs.list(keys.completions_prefix(record.name)):
@@ -85,7 +89,7 @@ def account(
         rows = list(codec.decode_rows(fault_fleet.blobs.get(key).body))
         ref = fault_fleet.ledger.done(record.name).get(batch)
         rows += list(rejected_rows(fault_fleet.blobs, ref)) if ref is not None else []
-        homes.update(row["index"] for row in rows)
+        occurrences.update(row["index"] for row in rows)
         for row in rows:
             if row.get("reason"):
                 reasons[row["index"]] = row["reason"]
@@ -97,8 +101,8 @@ def account(
         outcome.problems.append(wrong)
     outcome.prompts += record.prompts
     outcome.batches += len(record.batches)
-    outcome.lost += len(set(range(record.prompts)) - set(homes))
-    outcome.doubled += sum(count - 1 for count in homes.values())
+    outcome.lost += len(set(range(record.prompts)) - set(occurrences))
+    outcome.doubled += sum(count - 1 for count in occurrences.values())
     try:
         fault_fleet.oracle(record.name)
     except AssertionError as exc:
@@ -107,15 +111,15 @@ def account(
 
 
 def find_regenerated(
-    stats: Path, seen: ObservedLeases, batch_of: dict[tuple[str, str], str], outcome: Outcome
+    stats: Path, observed: ObservedLeases, batch_of: dict[tuple[str, str], str], outcome: Outcome
 ) -> None:
-    """Requests that the engines received after their generation was kept, or its batch done."""
-    known = dict(seen.kept)
+    """Count requests that an engine received after their generation was kept, or its batch done."""
+    known = dict(observed.kept)
     for (run, prompt), batch in batch_of.items():
-        done = seen.done.get((run, batch))
+        done = observed.done.get((run, batch))
         if done is not None:
             known[prompt] = min(done, known.get(prompt, done))
-    for row in lines_of(stats):
+    for row in engine_events(stats):
         if row["event"] == "received" and row["t"] > known.get(row["prompt"], 1e18) + TOLERANCE_S:
             outcome.regenerated += 1
             late = row["t"] - known[row["prompt"]]
@@ -125,19 +129,22 @@ def find_regenerated(
             )
 
 
-def recovery(seen: ObservedLeases) -> list[str]:
+def recovery(observed: ObservedLeases) -> list[str]:
     """Median and maximum of the seconds from a fault to the lease's end and to its next holder."""
-    freed = [loss.freed - loss.began for loss in seen.losses if loss.freed is not None]
-    back = [loss.ended - loss.began for loss in seen.losses if loss.ended is not None]
-    rows = [f"{len(seen.losses)} leases taken away, {len(seen.losses) - len(back)} for good"]
+    freed = [loss.freed - loss.began for loss in observed.losses if loss.freed is not None]
+    back = [loss.ended - loss.began for loss in observed.losses if loss.ended is not None]
+    rows = [
+        f"{len(observed.losses)} leases taken away, {len(observed.losses) - len(back)} for good"
+    ]
     for what, times in (("free again", freed), ("at work again", back)):
         if times:
             middle, worst = statistics.median(times), max(times)
             rows.append(f"{what} after {middle:.1f} s (median), {worst:.1f} s (max)")
-    slow = sorted(seen.losses, key=lambda one: (one.ended or 1e18) - one.began)[-3:]
+    slow = sorted(observed.losses, key=lambda loss: (loss.ended or 1e18) - loss.began)[-3:]
     rows += [
-        f"slow: {one.run}/{one.batch} lost at {datetime.fromtimestamp(one.began):%H:%M:%S}, free "
-        f"{(one.freed or 0) - one.began:.1f} s, leased {(one.ended or 0) - one.began:.1f} s later"
-        for one in slow
+        f"slow: {loss.run}/{loss.batch} lost at {datetime.fromtimestamp(loss.began):%H:%M:%S}, "
+        f"free {(loss.freed or 0) - loss.began:.1f} s later, "
+        f"leased {(loss.ended or 0) - loss.began:.1f} s later"
+        for loss in slow
     ]
     return rows

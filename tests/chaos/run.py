@@ -14,16 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from pydantic import SecretStr
 
-from dflashq.config import Settings
 from dflashq.core.model import RunRecord
-from dflashq.embedded.redis import EmbeddedRedis
-from dflashq.embedded.s3 import EmbeddedS3, free_s3_port
 from dflashq.operations.runs.backfill import revive
-from dflashq.system.ports import free_port
-from tests.chaos.faults import Chaos
-from tests.chaos.observed_leases import Watch
+from tests.chaos.faults import FaultInjector
+from tests.chaos.observed_leases import LeaseWatcher
 from tests.chaos.prompts import expected_reasons, refused_marks, write_prompts
 from tests.chaos.report import Outcome, account, find_regenerated, note_dead, recovery
 from tests.chaos.twins import Twins
@@ -31,8 +26,8 @@ from tests.support.engine_emulator import emulated_profile
 from tests.support.fault_fleet import FaultFleet, processes
 from tests.support.fleet import wait_until
 from tests.support.paths import TINY_MODEL as TINY
+from tests.support.servers import own_servers, settings_for
 
-PASSWORD, ACCESS, SECRET, BUCKET = "chaos", "chaos", "chaos-secret-0123", "chaos"
 BATCH, RUN_BATCHES, ENOUGH = 100, 4, 6
 FINISH_S = 240.0
 REFUSED = "refused prompts"
@@ -40,22 +35,14 @@ REFUSED = "refused prompts"
 
 @contextmanager
 def fault_fleet(folder: Path, *, refusing: bool) -> Iterator[FaultFleet]:
-    """Servers, settings and an engine profile of this chaos alone.
+    """A fleet with servers of this chaos alone, without workers yet.
 
     `refusing`: the engines are behind a gateway that refuses some prompts for ever.
     """
-    with (
-        EmbeddedRedis(folder / "redis", free_port(), PASSWORD) as redis,
-        EmbeddedS3(folder / "s3", free_s3_port(), ACCESS, SECRET, BUCKET) as s3,
-    ):
-        settings = Settings(
-            _env_file=None,  # type: ignore[call-arg]
-            redis_url=redis.url,
-            redis_password=SecretStr(PASSWORD),
-            s3_endpoint_url=s3.endpoint_url,
-            s3_bucket=BUCKET,
-            s3_access_key_id=SecretStr(ACCESS),
-            s3_secret_access_key=SecretStr(SECRET),
+    with own_servers(folder) as (redis, s3):
+        settings = settings_for(
+            redis,
+            s3,
             lock_dir=folder / "locks",
             state_dir=folder / "state",
             lease_ttl_s=3.0,
@@ -72,22 +59,22 @@ def fault_fleet(folder: Path, *, refusing: bool) -> Iterator[FaultFleet]:
             stats_file=stats,
             faults={"refused_marks": refused_marks(TINY)} if refusing else None,
         )
-        with FaultFleet(settings, profile, folder, redis, stats) as made:
-            yield made
+        with FaultFleet(settings, profile, folder, redis, stats) as fleet:
+            yield fleet
 
 
-class Work:
-    """Runs, one after the other, so that there is always something to do."""
+class RunFeed:
+    """Enqueues runs one after the other, so that there is always something to do."""
 
-    def __init__(self, place: FaultFleet, watch: Watch, *, refusing: bool) -> None:
-        self._fault_fleet, self._watch, self._refusing = place, watch, refusing
+    def __init__(self, fleet: FaultFleet, watcher: LeaseWatcher, *, refusing: bool) -> None:
+        self._fault_fleet, self._watcher, self._refusing = fleet, watcher, refusing
         self.records: list[RunRecord] = []
 
     def top_up(self) -> None:
-        """Another run while some worker could take another batch.
+        """Enqueue another run when workers could take more batches than are left.
 
-        No more than that, so that the time to the next lease says how fast a loss is found, and
-        not how long the others are busy.
+        No more than that: the time to the next lease of a lost batch shall say how fast the loss
+        is found, not how long the other workers are busy.
         """
         statuses = [self._fault_fleet.ledger.status(name) for name in self.unfinished()]
         if sum(status.pending + len(status.leased) for status in statuses) >= ENOUGH:
@@ -97,7 +84,7 @@ class Work:
         write_prompts(path, run, BATCH * RUN_BATCHES)
         record = self._fault_fleet.enqueue(run, path, batch_size=BATCH)
         self.records.append(record)
-        self._watch.runs[run] = [batch.name for batch in record.batches]
+        self._watcher.runs[run] = [batch.name for batch in record.batches]
 
     def expected(self, record: RunRecord) -> dict[int, str]:
         """The reasons of the prompts of a run that must be rejected, by index."""
@@ -108,78 +95,87 @@ class Work:
         return [r.name for r in self.records if not ledger.status(r.name).finished]
 
     def revive_dead(self) -> int:
-        """Batches whose attempts the chaos has spent get them back, as a person would do."""
-        place = self._fault_fleet
-        dead = [r.name for r in self.records if place.ledger.status(r.name).dead]
-        return sum(len(revive(place.ledger, place.hints, run).revived) for run in dead)
+        """Give dead batches their attempts back, as a person would do; how many there were."""
+        fleet = self._fault_fleet
+        dead = [r.name for r in self.records if fleet.ledger.status(r.name).dead]
+        return sum(len(revive(fleet.ledger, fleet.hints, run).revived) for run in dead)
 
 
-def storm(
-    place: FaultFleet,
-    work: Work,
-    chaos: Chaos,
+def inject_faults(
+    fleet: FaultFleet,
+    feed: RunFeed,
+    injector: FaultInjector,
     *,
     minutes: float,
     kills: int,
-    say_every_s: float = 30.0,
+    echo_every_s: float = 30.0,
 ) -> None:
-    """Harm until the minutes are over (or so many kills are done), then let the fleet finish."""
-    began = said = time.monotonic()
-    while (chaos.kills < kills) if kills else (time.monotonic() - began < minutes * 60):
-        chaos.tick()
-        if chaos.refusing:
+    """Inject faults for `minutes`, or until there were so many `kills`; then let the fleet finish.
+
+    Blocks; AssertionError when the fleet does not finish its runs.
+    """
+    began = echoed = time.monotonic()
+    while (injector.kills < kills) if kills else (time.monotonic() - began < minutes * 60):
+        injector.tick()
+        if injector.refusing:
             time.sleep(0.1)
             continue
-        work.top_up()
-        if time.monotonic() - said > say_every_s:
-            said = time.monotonic()
+        feed.top_up()
+        if time.monotonic() - echoed > echo_every_s:
+            echoed = time.monotonic()
             click.echo(
-                f"{said - began:6.0f} s: {sum(chaos.faults.values())} faults, {chaos.kills} kills, "
-                f"{len(work.records)} runs, {len(work.unfinished())} of them unfinished"
+                f"{echoed - began:6.0f} s: {sum(injector.faults.values())} faults, "
+                f"{injector.kills} kills, {len(feed.records)} runs, "
+                f"{len(feed.unfinished())} of them unfinished"
             )
         time.sleep(0.1)
-    chaos.calm()
+    injector.end_all()
 
     def finished() -> bool:
-        chaos.tick(harm=False)
-        return not work.unfinished()
+        injector.tick(harm=False)
+        return not feed.unfinished()
 
     wait_until(finished, "the fleet has finished its runs", FINISH_S)
 
 
-def judge(place: FaultFleet, work: Work, watch: Watch, outcome: Outcome) -> Outcome:
-    """The oracle on every run, and the engines' own count of requests."""
+def verify_runs(
+    fleet: FaultFleet, feed: RunFeed, watcher: LeaseWatcher, outcome: Outcome
+) -> Outcome:
+    """Add the oracle's verdict on every run, and what the engines say about their requests."""
     batch_of: dict[tuple[str, str], str] = {}
-    for record in work.records:
-        found = account(place, record, work.expected(record), outcome)
-        batch_of |= {(record.name, prompt): batch for prompt, batch in found.items()}
-    find_regenerated(place.stats, watch.seen, batch_of, outcome)
+    for record in feed.records:
+        batches = account(fleet, record, feed.expected(record), outcome)
+        batch_of |= {(record.name, prompt): batch for prompt, batch in batches.items()}
+    find_regenerated(fleet.stats, watcher.observed, batch_of, outcome)
     return outcome
 
 
-def stop_all(place: FaultFleet, outcome: Outcome) -> None:
-    """Every worker ends in order, and nothing is left of it."""
-    for worker in place.workers:
+def stop_all(fleet: FaultFleet, outcome: Outcome) -> None:
+    """Stop every worker; a problem when one does not exit with 0, or leaves a process behind."""
+    for worker in fleet.workers:
         code = worker.stop(60)
         if code != 0:
             outcome.problems.append(f"{worker.name} ended with {code} after the chaos")
-    left = processes(place.folder)
+    left = processes(fleet.folder)
     if left:
         outcome.problems.append(f"{len(left)} processes are left: {left}")
 
 
-def show(outcome: Outcome, chaos: Chaos, twins: Twins, watch: Watch, revived: int) -> None:
-    """The report; its last line is the summary."""
-    for name, count in sorted(chaos.faults.items()):
+def print_report(
+    outcome: Outcome, injector: FaultInjector, twins: Twins, watcher: LeaseWatcher, revived: int
+) -> None:
+    """Print what was done and what became of it; the last line is the summary."""
+    for name, count in sorted(injector.faults.items()):
         click.echo(f"{count:5d}  {name}")
     ends = ", ".join(f"{n} x {code}" for code, n in sorted(twins.exits.items())) or "none"
     click.echo(f"exits of twins by code: {ends}")
-    codes = ", ".join(f"{n} x {code}" for code, n in sorted(chaos.exits.items())) or "none"
+    codes = ", ".join(f"{n} x {code}" for code, n in sorted(injector.exits.items())) or "none"
     click.echo(f"exits of workers by code: {codes}")
-    for line in recovery(watch.seen):
+    for line in recovery(watcher.observed):
         click.echo(f"recovery: {line}")
     click.echo(
-        f"seen kept: {len(watch.seen.kept)} generations in {watch.seen.samples} looks; "
+        f"seen kept: {len(watcher.observed.kept)} generations "
+        f"in {watcher.observed.samples} samples; "
         f"refused prompts rejected: {outcome.refused}; "
         f"innocents rejected as engine_crash: {outcome.crashed}; dead batches revived: {revived}"
     )
@@ -188,8 +184,8 @@ def show(outcome: Outcome, chaos: Chaos, twins: Twins, watch: Watch, revived: in
     for line in [*outcome.problems, *outcome.again[:20]]:
         click.echo(f"wrong: {line}")
     click.echo(
-        f"{'PASS' if outcome.clean else 'FAIL'}: {chaos.kills} kills, "
-        f"{sum(chaos.faults.values())} faults, {outcome.batches} batches, {outcome.prompts} "
+        f"{'PASS' if outcome.clean else 'FAIL'}: {injector.kills} kills, "
+        f"{sum(injector.faults.values())} faults, {outcome.batches} batches, {outcome.prompts} "
         f"prompts: {outcome.lost} lost, {outcome.doubled} doubled, "
         f"{outcome.regenerated} regenerated"
     )
@@ -204,29 +200,29 @@ def run_chaos(
     workers: int,
     without: frozenset[str] = frozenset(),
 ) -> Outcome:
-    """The whole of it in `folder`, but for the faults named in `without`; prints its report."""
+    """One whole chaos in `folder`, without the faults named in `without`; prints its report."""
     names, refusing = [f"w{number}" for number in range(workers)], REFUSED not in without
-    with fault_fleet(folder, refusing=refusing) as place, Watch(place.settings) as watch:
+    with fault_fleet(folder, refusing=refusing) as fleet, LeaseWatcher(fleet.settings) as watcher:
         for name in names:
-            place.launch(name)
-        place.bring_up(*names)
-        work, twins = Work(place, watch, refusing=refusing), Twins(place, watch, TINY)
-        chaos = Chaos(place, names, watch, twins, seed=seed, without=without)
+            fleet.launch(name)
+        fleet.bring_up(*names)
+        feed, twins = RunFeed(fleet, watcher, refusing=refusing), Twins(fleet, watcher, TINY)
+        injector = FaultInjector(fleet, names, watcher, twins, seed=seed, without=without)
         outcome, revived = Outcome(), 0
         try:
-            storm(place, work, chaos, minutes=minutes, kills=kills)
-            for record in work.records:
-                note_dead(place, record.name, outcome)
-            revived = work.revive_dead()
-            wait_until(lambda: not work.unfinished(), "what was revived is done", FINISH_S)
+            inject_faults(fleet, feed, injector, minutes=minutes, kills=kills)
+            for record in feed.records:
+                note_dead(fleet, record.name, outcome)
+            revived = feed.revive_dead()
+            wait_until(lambda: not feed.unfinished(), "what was revived is done", FINISH_S)
         except AssertionError as exc:
             outcome.problems.append(str(exc))
-            judge(place, work, watch, outcome)
+            verify_runs(fleet, feed, watcher, outcome)
         else:
-            judge(place, work, watch, outcome)
-            stop_all(place, outcome)
+            verify_runs(fleet, feed, watcher, outcome)
+            stop_all(fleet, outcome)
         outcome.problems += twins.problems
-        show(outcome, chaos, twins, watch, revived)
+        print_report(outcome, injector, twins, watcher, revived)
         return outcome
 
 

@@ -39,21 +39,21 @@ def test_a_request_after_its_generation_was_kept_is_counted(tmp_path: Path) -> N
         json.dumps({"rid": r, "event": e, "prompt": p, "t": t, "pid": 1}) for r, e, p, t in rows
     ]
     stats.write_text("\n".join(lines) + '\n{"torn')
-    seen = ObservedLeases(kept={"a": 12.0}, done={("run", "batch-000000"): 15.0})
+    observed = ObservedLeases(kept={"a": 12.0}, done={("run", "batch-000000"): 15.0})
     batch_of = {("run", "b"): "batch-000000", ("run", "c"): "batch-000001"}
     outcome = Outcome()
-    find_regenerated(stats, seen, batch_of, outcome)
+    find_regenerated(stats, observed, batch_of, outcome)
     assert outcome.regenerated == 2
     assert not outcome.clean
     assert "1.0 s after it was kept" in outcome.again[0]
 
 
 def test_recovery_counts_from_the_fault_to_the_next_holder() -> None:
-    seen = ObservedLeases(
+    observed = ObservedLeases(
         losses=[Loss("r", f"b{n}", "f", 100.0, 103.0, 104.0 + n) for n in range(3)]
     )
-    seen.losses.append(Loss("r", "b9", "f", 100.0))
-    lines = recovery(seen)
+    observed.losses.append(Loss("r", "b9", "f", 100.0))
+    lines = recovery(observed)
     assert lines[0] == "4 leases taken away, 1 for good"
     assert lines[1] == "free again after 3.0 s (median), 3.0 s (max)"
     assert lines[2] == "at work again after 5.0 s (median), 6.0 s (max)"
@@ -71,9 +71,9 @@ def test_recovery_counts_from_the_fault_to_the_next_holder() -> None:
     ],
 )
 def test_exactly_the_refused_prompts_must_be_rejected(reasons: dict[int, str], wrong: str) -> None:
-    found = check_rejections("run", reasons, {7: "engine_error"})
-    assert wrong in found
-    assert bool(found) == bool(wrong)
+    sentence = check_rejections("run", reasons, {7: "engine_error"})
+    assert wrong in sentence
+    assert bool(sentence) == bool(wrong)
 
 
 def test_every_way_of_refusing_is_in_every_run() -> None:
@@ -109,9 +109,9 @@ SILENT = "worker w0@test fell silent past its lease"
     ],
 )
 def test_only_kills_may_leave_a_batch_dead(story: tuple[str, ...], is_clean: bool) -> None:
-    place = SimpleNamespace(ledger=DeadBatch(*story), settings=SimpleNamespace(attempts=3))
+    fleet = SimpleNamespace(ledger=DeadBatch(*story), settings=SimpleNamespace(attempts=3))
     outcome = Outcome()
-    note_dead(cast("FaultFleet", place), "run", outcome)
+    note_dead(cast("FaultFleet", fleet), "run", outcome)
     assert outcome.clean is is_clean
     assert outcome.dead == [f"run/batch-000000: {story[-1]}"]
 

@@ -1,4 +1,4 @@
-"""A second worker of a running worker's name, as a crash-looping pod of another host would be."""
+"""Starts a second worker under the name of a running one, as a crash-looping pod would be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos.observed_leases import Held, Watch
+from tests.chaos.observed_leases import Held, LeaseWatcher
 from tests.support.engine_emulator import emulated_profile
 from tests.support.fault_fleet import FaultFleet
 from tests.support.fleet import WorkerHandle
@@ -17,8 +17,8 @@ NO_ENGINE = "no GPU is here, says the twin's engine"
 class Twins:
     """Starts twins; counts how they ended, and what they cost the workers that they copied."""
 
-    def __init__(self, fault_fleet: FaultFleet, watch: Watch, model: Path) -> None:
-        self._fault_fleet, self._watch = fault_fleet, watch
+    def __init__(self, fault_fleet: FaultFleet, watcher: LeaseWatcher, model: Path) -> None:
+        self._fault_fleet, self._watcher = fault_fleet, watcher
         self._folder = fault_fleet.folder / "twin"
         self._folder.mkdir()
         # The same model and queue, so that a twin which is let in would take its work.
@@ -32,14 +32,17 @@ class Twins:
         self.problems: list[str] = []
 
     def start(self, name: str) -> Callable[[], bool]:
-        """One twin of the worker `name`; the check that is True once the twin has ended."""
+        """Start one twin of the worker `name`. Returns a check that is True once it has ended."""
         worker = self._fault_fleet.named[name]
-        held, since_ms = self._watch.held(worker.name), self._fault_fleet.ledger.now_s() * 1000
+        held, since_ms = (
+            self._watcher.held_leases(worker.name),
+            self._fault_fleet.ledger.now_s() * 1000,
+        )
         elsewhere = {
             "lock_dir": self._folder / "locks",
             "state_dir": self._folder / "state",
         }
-        settings = self._fault_fleet.lines[name].settings.model_copy(update=elsewhere)
+        settings = self._fault_fleet.proxies[name].settings.model_copy(update=elsewhere)
         twin = WorkerHandle(settings, self._profile, name, self._folder / f"{name}.log")
 
         def ended() -> bool:
@@ -58,9 +61,9 @@ class Twins:
             self.problems.append(f"a twin of {worker.name} ended with 0: it was let in")
         if worker.process.poll() is not None:
             self.problems.append(f"{worker.name} ended while its twin started")
-        for run, batch, fence in held - self._watch.held(worker.name):
+        for run, batch, fence in held - self._watcher.held_leases(worker.name):
             story = self._fault_fleet.ledger.story(run, batch)
-            # What the worker handed back itself, for another engine to try, no twin has taken.
+            # A batch that the worker handed back itself was not taken by the twin.
             if any(e["at"] >= since_ms and taken_from(worker.name, str(e["what"])) for e in story):
                 self.problems.append(
                     f"a twin cost {worker.name} its lease of {run}/{batch} {fence}"
@@ -68,5 +71,5 @@ class Twins:
 
 
 def taken_from(worker: str, sentence: str) -> bool:
-    """Whether a batch's story says that this worker was taken for dead."""
+    """Whether a line of a batch's story says that this worker was taken for dead."""
     return f"worker {worker} " in sentence and "fell silent past its lease" in sentence

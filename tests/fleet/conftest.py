@@ -1,4 +1,4 @@
-"""Fast settings; and the arena: two workers for all fault tests, as one takes seconds to start."""
+"""Fast settings; and one fleet for all fault tests, since a worker takes seconds to start."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from dflashq.config import Settings
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.embedded.s3 import EmbeddedS3
 from dflashq.engine.chat_renderer import ChatRenderer
 from dflashq.system.ports import free_port
-from tests.conftest import ACCESS_KEY, BUCKET, REDIS_PASSWORD, SECRET_KEY
+from tests.conftest import REDIS_PASSWORD
 from tests.support.engine_emulator import emulated_profile
 from tests.support.fault_fleet import FaultFleet, fault_fleet_settings
 from tests.support.wait import WAIT_S
@@ -41,15 +40,7 @@ def fault_fleet_at_work(
     tiny_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[FaultFleet]:
-    folder = tmp_path_factory.mktemp("arena")
-    base = Settings(
-        _env_file=None,  # type: ignore[call-arg]
-        redis_password=SecretStr(REDIS_PASSWORD),
-        s3_endpoint_url=s3_server.endpoint_url,
-        s3_bucket=BUCKET,
-        s3_access_key_id=SecretStr(ACCESS_KEY),
-        s3_secret_access_key=SecretStr(SECRET_KEY),
-    )
+    folder = tmp_path_factory.mktemp("fault-fleet")
     stats = folder / "stats.jsonl"
     profile = emulated_profile(
         folder,
@@ -60,15 +51,15 @@ def fault_fleet_at_work(
         stats_file=stats,
         faults={"poison": [poison_ids(tiny_model)], "poison_delay_s": 0.3},
     )
-    # A worker that waits for its grace, where nobody should, ends its test by the time limit.
-    settings = fault_fleet_settings(base, own_redis, folder, drain_grace_s=10 * WAIT_S)
+    # A worker that waits for its whole grace where it should not fails its test by the time limit.
+    settings = fault_fleet_settings(own_redis, s3_server, folder, drain_grace_s=10 * WAIT_S)
     with FaultFleet(settings, profile, folder, own_redis, stats) as fault_fleet:
         yield fault_fleet
 
 
 @pytest.fixture
 def fault_fleet(fault_fleet_at_work: FaultFleet) -> Iterator[FaultFleet]:
-    """The arena, tidied up before and after the test."""
+    """The fleet, without faults and runs before and after the test."""
     fault_fleet_at_work.clear()
     yield fault_fleet_at_work
     fault_fleet_at_work.clear()
@@ -76,7 +67,7 @@ def fault_fleet(fault_fleet_at_work: FaultFleet) -> Iterator[FaultFleet]:
 
 @pytest.fixture
 def two(fault_fleet: FaultFleet) -> FaultFleet:
-    """The arena with its workers w0 and w1 ready."""
+    """The fleet with its workers w0 and w1 ready."""
     for name in ("w0", "w1"):
         worker = fault_fleet.named.get(name)
         if worker is None or worker.process.poll() is not None:

@@ -13,7 +13,7 @@ from dflashq.config import Settings
 from dflashq.core import keys
 from tests.support.engine_emulator import EmulatedEngine, emulated_profile
 from tests.support.engine_emulator.profile import token_options
-from tests.support.fault_fleet import engine_of, engine_port, lines_of
+from tests.support.fault_fleet import engine_events, engine_of, engine_port
 from tests.support.fleet import FleetHarness, prompts_file, wait_until
 from tests.support.wait import WAIT_S
 
@@ -94,7 +94,7 @@ def test_a_generation_that_loops_is_ended_before_its_time(
         details = [row["detail"] for row in commits.rejected_rows(fleet.blobs, ref)]
         assert len(details) == report.rejected["looping"] > 2
         assert all("ended after" in one and "a piece of 7" in one for one in details)
-        cut = [row["ids"] for row in lines_of(stats) if row["event"] == "aborted"]
+        cut = [row["ids"] for row in engine_events(stats) if row["event"] == "aborted"]
         assert len(cut) <= len(details)
         assert all(ids < 8192 for ids in cut)
 

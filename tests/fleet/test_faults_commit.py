@@ -86,13 +86,13 @@ def test_rejected_rows_that_are_lost_are_recorded_as_such(two: FaultFleet) -> No
     ref = two.ledger.done("unrecorded")[keys.batch_name(0)]
     assert ref.rejected_key is not None
     two.blobs.delete(ref.rejected_key)
-    asked = two.asked()
+    asked = two.request_counts()
     assert two.ledger.forget("unrecorded", keys.batch_name(0), ref, counters(ref, {}))
     two.wait_finished("unrecorded")
     report = two.oracle("unrecorded")
     assert report.rejected == {"unrecorded": 1}
     assert two.ledger.status("unrecorded").counters["rejected_unrecorded"] == 1
-    assert two.asked() == asked  # adopted, not generated again
+    assert two.request_counts() == asked  # adopted, not generated again
 
 
 def test_a_batch_of_rejected_prompts_commits_zero_rows(two: FaultFleet) -> None:

@@ -27,7 +27,7 @@ def same_workers(fault_fleet: FaultFleet) -> Iterator[None]:
 def finish(fault_fleet: FaultFleet, run: str, prompts: int, held: set[str]) -> None:
     fault_fleet.wait_finished(run)
     assert fault_fleet.oracle(run).accepted == prompts
-    asked = fault_fleet.asked()
+    asked = fault_fleet.request_counts()
     assert {asked[prompt] for prompt in held} == {1}
 
 
@@ -59,11 +59,11 @@ def test_redis_out_of_reach_for_longer_than_the_lease_costs_nobody_a_batch(two: 
     held = two.wait_kept("cut-off", 10)
     leased = {(b.name, b.worker) for b in two.ledger.status("cut-off").leased}
     with same_workers(two):
-        for lines in two.lines.values():
-            lines.redis.cut()
+        for proxies in two.proxies.values():
+            proxies.redis.cut()
         time.sleep(two.settings.lease_ttl_s * 1.5)  # the outage itself
-        for lines in two.lines.values():
-            lines.redis.pass_on()
+        for proxies in two.proxies.values():
+            proxies.redis.pass_on()
         wait_until(lambda: all(worker.ready for worker in two.named.values()), "they are back")
         two.set_faults()
         finish(two, "cut-off", 80, held)
@@ -76,22 +76,23 @@ def test_redis_frozen_and_answers_lost(two: FaultFleet) -> None:
     """Every request may or may not have happened: all are safe to send again."""
     with same_workers(two):
         with two.slowly():
-            for lines in two.lines.values():
-                lines.redis.lost = 0
+            for proxies in two.proxies.values():
+                proxies.redis.lost = 0
             two.begin("frozen", 80, batch_size=20)
             held = two.wait_kept("frozen", 10)
-            for lines in two.lines.values():
-                lines.redis.lose_replies()
+            for proxies in two.proxies.values():
+                proxies.redis.lose_replies()
         wait_until(
-            lambda: all(lines.redis.lost > 2 for lines in two.lines.values()), "answers are lost"
+            lambda: all(proxies.redis.lost > 2 for proxies in two.proxies.values()),
+            "answers are lost",
         )
-        for lines in two.lines.values():
-            lines.redis.freeze()
+        for proxies in two.proxies.values():
+            proxies.redis.freeze()
         time.sleep(2.0)  # the outage itself: who waits for a frozen Redis tells nobody
-        for lines in two.lines.values():
-            lines.redis.pass_on()
+        for proxies in two.proxies.values():
+            proxies.redis.pass_on()
         finish(two, "frozen", 80, held)
-    assert sum(lines.redis.lost for lines in two.lines.values()) > 0
+    assert sum(proxies.redis.lost for proxies in two.proxies.values()) > 0
 
 
 def test_redis_with_a_torn_tail_heals_from_s3(two: FaultFleet) -> None:
@@ -131,7 +132,7 @@ def test_redis_wiped_under_live_workers_is_rebuilt_from_s3(two: FaultFleet) -> N
         two.wait_finished("wiped")
     assert two.oracle("wiped").accepted == 160
     # Another worker may get the batch first: then what was held is generated again, and counted.
-    asked = two.asked()
+    asked = two.request_counts()
     again = sum(asked[prompt] > 1 for prompt in held)
     print(f"{again} of {len(held)} generations kept before the wipe were asked for again")  # noqa: T201
     assert max(asked[prompt] for prompt in held) <= 2
@@ -164,11 +165,11 @@ def test_single_answers_of_redis_are_lost(two: FaultFleet) -> None:
     """One lost answer of Redis, of every kind, at a quiet moment each: the run does not notice."""
     two.begin("lossy", 80, batch_size=20)
     worker = two.holder("lossy")
-    lines = two.lines[worker.name.removesuffix("@test")]
+    proxies = two.proxies[worker.name.removesuffix("@test")]
     held = two.wait_kept("lossy", 5)
     with same_workers(two):
         for _ in range(6):
-            before = lines.redis.lost
-            lines.redis.lose_reply_to(b"EVALSHA")
-            wait_until(lambda b=before: lines.redis.lost > b, "an answer is lost")  # type: ignore[misc]
+            before = proxies.redis.lost
+            proxies.redis.lose_reply_to(b"EVALSHA")
+            wait_until(lambda b=before: proxies.redis.lost > b, "an answer is lost")  # type: ignore[misc]
         finish(two, "lossy", 80, held)

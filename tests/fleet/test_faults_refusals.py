@@ -56,7 +56,7 @@ def test_refusals_of_redis_cost_nothing(two: FaultFleet) -> None:
                 wait_until(closed, f"all gates close for {words}")
         two.set_faults()
         finish(two, "redis-refuses", 720, held)
-    assert set(two.asked(since).values()) == {1}
+    assert set(two.request_counts(since).values()) == {1}
 
 
 def test_a_fleet_that_starts_on_a_full_redis_works_it_empty(two: FaultFleet) -> None:
@@ -73,5 +73,5 @@ def test_a_fleet_that_starts_on_a_full_redis_works_it_empty(two: FaultFleet) -> 
         wait_until(lambda: two.ledger.status("full-restart").finished, "all is done")
         assert two.oracle("full-restart").accepted == 120
         assert again.stop() == 0, "a stop is heard while the consumer waits for room"
-    asked = two.asked()
+    asked = two.request_counts()
     assert {asked[prompt] for prompt in held} == {1}

@@ -85,11 +85,11 @@ def test_a_damaged_prompts_object_is_not_answered(two: FaultFleet) -> None:
     before = two.blobs.get(object_.key)
     other = codec.compress(codec.decompress(before.body).replace(b"what is", b"what was"))
     two.blobs.put(object_.key, other, before.metadata)
-    asked = two.asked()
+    asked = two.request_counts()
     assert two.ledger.forget("bitrot", object_.name, ref, ref.counts)
     two.wait_finished("bitrot")
     assert "is damaged" in two.ledger.status("bitrot").dead[object_.name]
-    assert two.asked() == asked
+    assert two.request_counts() == asked
     two.blobs.put(object_.key, before.body, before.metadata)
     revive(two.ledger, two.hints, "bitrot")
     two.wait_finished("bitrot")
@@ -105,9 +105,9 @@ def test_pause_resume_and_cancel_act_on_work_under_way(two: FaultFleet) -> None:
     kept = set[str]().union(*two.kept("stopped").values())
     assert held <= kept or two.ledger.status("stopped").done
     two.wait_announced(1)  # a request that was being sent as its lease ended is out by now
-    asked = two.asked()
+    asked = two.request_counts()
     two.wait_announced(3)
-    assert two.asked() == asked
+    assert two.request_counts() == asked
     control.resume(two.ledger, two.blobs, two.hints, "stopped")
     wait_until(lambda: bool(two.ledger.status("stopped").leased), "it goes on")
     two.set_faults()
@@ -120,7 +120,7 @@ def test_pause_resume_and_cancel_act_on_work_under_way(two: FaultFleet) -> None:
     assert status.kept_bytes == 0
     for ref in two.ledger.done("stopped").values():
         assert two.blobs.head(ref.key) is not None
-    asked = two.asked()
+    asked = two.request_counts()
     assert {asked[prompt] for prompt in kept} <= {0, 1}
     with pytest.raises(DflashqError, match="stays so"):
         control.resume(two.ledger, two.blobs, two.hints, "stopped")
@@ -135,13 +135,13 @@ def test_rejected_prompts_are_run_again_only_when_asked_and_only_once(two: Fault
     first = two.oracle("tombs")
     truncated = first.rejected["truncated"]
     assert 5 < truncated < 55
-    asked = two.asked()
+    asked = two.request_counts()
     # The same run again, and a resume: a rejected prompt has its verdict.
     two.begin_from("tombs", prompts, batch_size=20, max_new_tokens=400)
     control.resume(two.ledger, two.blobs, two.hints, "tombs")
     wait_until(lambda: two.hints.waiting(two.profile.queue) == 0, "no hint is left")
     assert two.ledger.status("tombs").finished
-    assert two.asked() == asked
+    assert two.request_counts() == asked
     # Another reason than theirs: nothing. Theirs: a revision, once.
     assert not rerun_rejected(two.ledger, two.blobs, two.hints, "tombs", "looping").revisions
     made = rerun_rejected(two.ledger, two.blobs, two.hints, "tombs", "truncated")
@@ -152,7 +152,7 @@ def test_rejected_prompts_are_run_again_only_when_asked_and_only_once(two: Fault
     report = two.oracle("tombs")
     assert report.accepted == record.prompts
     assert not report.rejected
-    again = two.asked() - asked
+    again = two.request_counts() - asked
     assert sum(again.values()) == truncated
     assert set(again.values()) == {1}
     assert not rerun_rejected(two.ledger, two.blobs, two.hints, "tombs", None).revisions

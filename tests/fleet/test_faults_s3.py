@@ -19,7 +19,7 @@ pytestmark = pytest.mark.fleet
 
 
 def s3_proxies(fault_fleet: FaultFleet) -> list[Proxy]:
-    return [lines.s3 for lines in fault_fleet.lines.values()]
+    return [proxies.s3 for proxies in fault_fleet.proxies.values()]
 
 
 def done_without_object(fault_fleet: FaultFleet, run: str) -> list[str]:
@@ -62,7 +62,7 @@ def test_s3_refuses_while_batches_upload(two: FaultFleet) -> None:
     two.wait_finished("refused")
     assert not done_without_object(two, "refused")
     assert two.oracle("refused").accepted == 160
-    asked = two.asked()
+    asked = two.request_counts()
     assert {asked[prompt] for prompt in held} == {1}
     assert not two.ledger.status("refused").dead
     for batch in two.ledger.done("refused"):
@@ -81,7 +81,7 @@ def test_the_answer_to_a_put_that_succeeded_is_lost(two: FaultFleet) -> None:
     assert any("adopted: run=lost-reply" in w.log.read_text() for w in two.named.values())
     objects = list(two.blobs.list(keys.completions_prefix("lost-reply")))
     assert len(objects) == 2
-    assert set(two.asked().values()) >= {1}
+    assert set(two.request_counts().values()) >= {1}
 
 
 def test_a_slow_s3_only_takes_longer(two: FaultFleet) -> None:
@@ -107,11 +107,11 @@ def test_an_s3_outage_fills_the_keep_budget_and_no_more(
         stats_file=stats,
     )
     small = settings.model_copy(update={"keep_budget_mb": 1, "sweep_s": 0.5})
-    with FleetHarness(small, profile, tmp_path) as fleet, ProxyPair(small) as lines:
+    with FleetHarness(small, profile, tmp_path) as fleet, ProxyPair(small) as proxies:
         fleet.enqueue("outage", prompts_file(tmp_path / "p.jsonl", 1800), batch_size=600)
-        fleet.settings = lines.settings
+        fleet.settings = proxies.settings
         worker = fleet.start("w0")
-        lines.s3.answer(503, "SlowDown", only=put_of(small, "outage"))
+        proxies.s3.answer(503, "SlowDown", only=put_of(small, "outage"))
         wait_until(lambda: "used its budget" in worker.tail(), "the budget is used")
         wait_until(lambda: fleet.ledger.workers()[worker.name]["in_flight"] == 0, "it rests")
         asked = requests(stats).total()
@@ -120,7 +120,7 @@ def test_an_s3_outage_fills_the_keep_budget_and_no_more(
         fleet.wait_announced(5)  # a gate that leaked would admit meanwhile
         assert requests(stats).total() == asked < 1800
         assert fleet.ledger.status("outage").done == 0
-        lines.s3.pass_on()
+        proxies.s3.pass_on()
         fleet.wait_finished("outage")
         assert fleet.oracle("outage").accepted == 1800
         assert set(requests(stats).values()) == {1}

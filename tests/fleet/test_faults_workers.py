@@ -10,7 +10,7 @@ import pytest
 
 from dflashq.core import keys
 from dflashq.ledger.connection import SEPARATOR
-from tests.support.fault_fleet import FaultFleet, engine_of, lines_of, processes, put_of
+from tests.support.fault_fleet import FaultFleet, engine_events, engine_of, processes, put_of
 from tests.support.fleet import WorkerHandle, wait_until
 from tests.support.wait import WAIT_S
 
@@ -21,7 +21,7 @@ def finish(fault_fleet: FaultFleet, run: str, prompts: int, held: set[str]) -> N
     """The run ends, every prompt accepted; what was held was asked for once, in all."""
     fault_fleet.wait_finished(run)
     assert fault_fleet.oracle(run).accepted == prompts
-    asked = fault_fleet.asked()
+    asked = fault_fleet.request_counts()
     assert {asked[prompt] for prompt in held} == {1}
 
 
@@ -106,15 +106,15 @@ def test_a_zombie_that_wakes_to_upload_finds_the_object_of_another(two: FaultFle
     with two.slowly():
         two.begin("late", 40, batch_size=40)
         zombie = two.holder("late")
-        lines = two.lines[zombie.name.removesuffix("@test")]
-        lines.s3.answer(503, "SlowDown", only=put_of(two.settings, "late"))
+        proxies = two.proxies[zombie.name.removesuffix("@test")]
+        proxies.s3.answer(503, "SlowDown", only=put_of(two.settings, "late"))
     held = two.wait_kept("late", 40)
-    wait_until(lambda: lines.s3.answered > 0, "it tries to upload")
+    wait_until(lambda: proxies.s3.answered > 0, "it tries to upload")
     zombie.signal(signal.SIGSTOP)
     two.wait_finished("late")
     key = keys.completions_object("late", keys.batch_name(0))
     object_before = two.blobs.get(key)
-    lines.s3.pass_on()
+    proxies.s3.pass_on()
     zombie.signal(signal.SIGCONT)
     # Its heartbeat hears of it first, or its upload meets the object and takes it as it is.
     ends = ("lease lost: run=late", "adopted: run=late")
@@ -128,14 +128,14 @@ def test_a_worker_cut_from_the_ledger_uploads_and_the_next_one_adopts(two: Fault
     with two.slowly():
         two.begin("adopted", 40, batch_size=40)
         first = two.holder("adopted")
-        lines = two.lines[first.name.removesuffix("@test")]
+        proxies = two.proxies[first.name.removesuffix("@test")]
         two.wait_kept("adopted", 10)
-        lines.redis.cut()
+        proxies.redis.cut()
     key = keys.completions_object("adopted", keys.batch_name(0))
     wait_until(lambda: two.blobs.head(key) is not None, "somebody uploads")
     object_before = two.blobs.get(key)
     two.wait_finished("adopted")
-    lines.redis.pass_on()
+    proxies.redis.pass_on()
     assert two.oracle("adopted").accepted == 40
     assert two.blobs.get(key) == object_before
     wait_until(lambda: two.named[first.name.removesuffix("@test")].ready, "the first is back")
@@ -147,17 +147,17 @@ def test_nothing_is_begun_under_a_lease_that_may_be_over(two: FaultFleet) -> Non
     two.begin("unproven", 120, batch_size=60)
     worker = two.holder("unproven")
     two.wait_kept("unproven", 5)
-    engine, lines = engine_of(worker), two.lines[worker.name.removesuffix("@test")]
+    engine, proxies = engine_of(worker), two.proxies[worker.name.removesuffix("@test")]
     assert engine is not None
-    lines.redis.cut()
+    proxies.redis.cut()
     over = time.time() + two.settings.lease_ttl_s + 0.3
     wait_leased_again(two, "unproven", two.held_by("unproven", worker), worker)
     two.wait_finished("unproven")
     assert two.oracle("unproven").accepted == 120
-    events = [row for row in lines_of(two.stats) if row["event"] == "received"]
+    events = [row for row in engine_events(two.stats) if row["event"] == "received"]
     assert max(row["t"] for row in events) > over + 1, "the other had work long after that"
     assert not [row for row in events if row["pid"] == engine.pid and row["t"] > over]
-    lines.redis.pass_on()
+    proxies.redis.pass_on()
 
 
 def test_hints_may_be_doubled_late_or_swallowed(two: FaultFleet) -> None:
@@ -186,11 +186,11 @@ def test_hints_may_be_doubled_late_or_swallowed(two: FaultFleet) -> None:
     )
     two.set_faults()
     two.wait_finished("hints")
-    before = two.asked()
+    before = two.request_counts()
     two.hints.publish(queue, "hints", names)
     wait_until(lambda: two.hints.waiting(queue) == 0, "late hints are taken")
     two.oracle("hints")
-    assert two.asked() == before
+    assert two.request_counts() == before
     assert set(before.values()) >= {1}
 
 

@@ -24,7 +24,7 @@ from dflashq.system.ports import free_port
 from tests.conftest import REDIS_PASSWORD, SECRET_KEY
 from tests.support.engine_emulator import emulated_profile, is_emulator
 from tests.support.env import environment
-from tests.support.fault_fleet import dial, engine_of, engine_port
+from tests.support.fault_fleet import engine_of, engine_port, set_engine_faults
 from tests.support.fleet import ROOT, FleetHarness, WorkerHandle, prompts_file, wait_until
 from tests.support.secret_scan import files, objects, redis_keys, spellings
 from tests.support.wait import WAIT_S
@@ -151,7 +151,9 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
             wait_until(lambda: page.shows(worker.name), "Flower sees the worker")
             fleet.enqueue(run, prompts_file(tmp_path / "p.jsonl", 60), batch_size=10)
             wait_until(lambda: len(page.tasks()) >= 3, "Flower sees tasks")
-            dial(port_of(worker), {"slow": 100.0})  # the run must not end before it is looked at
+            set_engine_faults(
+                port_of(worker), {"slow": 100.0}
+            )  # the run must not end before it is looked at
             tasks = page.tasks()
             assert {task["name"] for task in tasks} == {"dflashq.generate"}
             assert {task["worker"] for task in tasks} == {worker.name}
@@ -162,7 +164,7 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
             assert info is not None
             assert "broker_url" in info.text
             during, during_text = scraped(port)
-            dial(port_of(worker), {"slow": 1.0})
+            set_engine_faults(port_of(worker), {"slow": 1.0})
             page.process.kill()  # nobody asked Flower
             page.process.wait()
             fleet.wait_finished(run)

@@ -12,7 +12,7 @@ from dflashq.config import Settings
 from dflashq.engine.chat_renderer import ChatRenderer
 from tests.chaos.prompts import ids_inside
 from tests.support.engine_emulator import emulated_profile
-from tests.support.fault_fleet import dial, engine_of, engine_port
+from tests.support.fault_fleet import engine_of, engine_port, set_engine_faults
 from tests.support.fleet import FleetHarness, WorkerHandle, prompts_file, requests, wait_until
 
 pytestmark = pytest.mark.fleet
@@ -35,7 +35,7 @@ def with_long_prompts(path: Path, count: int, long: int) -> Path:
 def fault(worker: WorkerHandle, **faults: object) -> None:
     engine = engine_of(worker)
     assert engine is not None
-    dial(engine_port(engine), faults)
+    set_engine_faults(engine_port(engine), faults)
 
 
 def announced(fleet: FleetHarness, worker: WorkerHandle, field: str) -> object:

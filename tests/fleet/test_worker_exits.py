@@ -13,7 +13,7 @@ from celery import Celery
 from dflashq.config import Settings
 from dflashq.core import keys
 from tests.support.engine_emulator import emulated_profile, is_emulator
-from tests.support.fault_fleet import dial, engine_of, engine_port
+from tests.support.fault_fleet import engine_of, engine_port, set_engine_faults
 from tests.support.fleet import FleetHarness, WorkerHandle, kept, prompts_file, wait_until
 from tests.support.wait import WAIT_S
 
@@ -89,7 +89,9 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
         first = fleet.start("w0")
         engine = engine_of(first)
         assert engine is not None
-        dial(engine_port(engine), {"hang": True})  # there is work left when the other one comes
+        set_engine_faults(
+            engine_port(engine), {"hang": True}
+        )  # there is work left when the other one comes
         # More batches than one worker holds.
         fleet.enqueue("true", prompts_file(tmp_path / "p.jsonl", 60), batch_size=2)
         truth = keys.truth_json("true")
@@ -101,7 +103,7 @@ def test_an_engine_of_another_truth_does_not_answer_for_the_run(
             lambda: "this engine must not answer for run 'true'" in foreign.log.read_text(),
             "the other engine is refused",
         )
-        dial(engine_port(engine), {"hang": False})
+        set_engine_faults(engine_port(engine), {"hang": False})
         assert "dtype: the run has 'bfloat16', this engine 'fp8'" in foreign.log.read_text()
         fleet.wait_finished("true")
         fleet.oracle("true")

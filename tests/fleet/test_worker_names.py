@@ -11,7 +11,7 @@ import pytest
 from dflashq.config import Settings
 from dflashq.core import keys
 from tests.support.engine_emulator import emulated_profile
-from tests.support.fault_fleet import dial, engine_of, engine_port
+from tests.support.fault_fleet import engine_of, engine_port, set_engine_faults
 from tests.support.fleet import (
     FleetHarness,
     WorkerHandle,
@@ -53,7 +53,7 @@ def at_work(fleet: FleetHarness, folder: Path) -> WorkerHandle:
 def slowly(worker: WorkerHandle, factor: float) -> None:
     engine = engine_of(worker)
     assert engine is not None
-    dial(engine_port(engine), {"slow": factor})
+    set_engine_faults(engine_port(engine), {"slow": factor})
 
 
 def leases(fleet: FleetHarness) -> dict[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""Two workers behind proxies of ours, with a Redis of their own: the place of the fault tests."""
+"""Workers behind proxies, with a Redis of their own: what the fault tests do harm to."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.core.model import RunRecord
 from dflashq.embedded.redis import EmbeddedRedis
+from dflashq.embedded.s3 import EmbeddedS3
 from dflashq.ledger import Lease
 from dflashq.operations.runs import control
 from tests.support.engine_emulator import prompt_hash
 from tests.support.engine_emulator.launch import MODULE, is_emulator
 from tests.support.fleet import FleetHarness, WorkerHandle, wait_until
+from tests.support.servers import settings_for
 from tests.support.tcp_proxy import Proxy
 from tests.support.wait import WAIT_S
 
 
-def lines_of(stats: Path) -> Iterator[dict[str, Any]]:
-    """The engines' events on prompts of ours; a torn last line is left out."""
+def engine_events(stats: Path) -> Iterator[dict[str, Any]]:
+    """What the emulated engines wrote down about requests of ours; a torn last line is left out."""
     for line in stats.read_bytes().split(b"\n")[:-1] if stats.exists() else ():
         row = json.loads(line)
         if row["rid"].startswith("dfq-"):
@@ -54,16 +56,16 @@ def engine_port(engine: psutil.Process) -> int:
     return int(line[line.index("--port") + 1])
 
 
-def dial(port: int, faults: dict[str, object]) -> None:
-    """Change some faults of one engine from now on."""
+def set_engine_faults(port: int, faults: dict[str, object]) -> None:
+    """Change some faults of the emulated engine that listens on `port`. Blocks for its answer."""
     url = f"http://127.0.0.1:{port}/faults"
     requests.post(url, json=faults, timeout=WAIT_S).raise_for_status()
 
 
-def dialled(engine: psutil.Process, faults: dict[str, object]) -> bool:
-    """`dial`, or False for one that does not listen yet; one that is dead needs no dialling."""
+def engine_took_faults(engine: psutil.Process, faults: dict[str, object]) -> bool:
+    """Set the faults of an engine; False while it does not listen yet. A dead one counts as set."""
     try:
-        dial(engine_port(engine), faults)
+        set_engine_faults(engine_port(engine), faults)
     except requests.ConnectionError:
         return not engine.is_running()
     except (psutil.NoSuchProcess, ValueError):
@@ -72,23 +74,23 @@ def dialled(engine: psutil.Process, faults: dict[str, object]) -> bool:
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Every living worker and engine that names a file of `folder`: whoever started it."""
-    found = []
+    """Every living worker and engine whose command names a file of `folder`."""
+    matching = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             line = " ".join(process.cmdline())
             if str(folder) in line and ("celery" in line or MODULE in line):
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 USUAL: dict[str, object] = {"slow": 1.0, "http_400": 0.0, "truncated": 0.0, "hang": False}
 
 
 def put_of(settings: Settings, run: str, batch: str = "") -> bytes:
-    """How the request begins that uploads a run's completions, or those of one batch.
+    """The first bytes of the request that uploads completions of a run, or of one batch of it.
 
-    Not the HEAD of the same object, with which an attempt begins.
+    An attempt begins with a HEAD of the same object, which these bytes do not match.
     """
     key = keys.completions_object(run, batch) if batch else keys.completions_prefix(run)
     return f"PUT /{settings.s3_bucket}/{settings.s3_prefix}{key}".encode()
@@ -130,14 +132,14 @@ class ProxyPair:
 
 
 class FaultFleet(FleetHarness):
-    """A fleet whose workers have names, lines of their own, and come back when they are dead."""
+    """A fleet whose workers have names, each with proxies of its own, and can be started again."""
 
     def __init__(
         self, settings: Settings, profile: Path, folder: Path, redis: EmbeddedRedis, stats: Path
     ) -> None:
         super().__init__(settings, profile, folder)
         self.redis, self.stats = redis, stats
-        self.lines: dict[str, ProxyPair] = {}
+        self.proxies: dict[str, ProxyPair] = {}
         self.named: dict[str, WorkerHandle] = {}
         self._runs: list[str] = []
         self._stack = contextlib.ExitStack()
@@ -149,8 +151,8 @@ class FaultFleet(FleetHarness):
         for worker in self.workers:  # one that is stopped hears no SIGTERM
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.process.pid, signal.SIGCONT)
-        for lines in self.lines.values():
-            lines.pass_on()
+        for proxies in self.proxies.values():
+            proxies.pass_on()
         super().__exit__(*exc)
         self._stack.close()
         for process in processes(self.folder):
@@ -158,7 +160,7 @@ class FaultFleet(FleetHarness):
                 process.kill()
 
     def bring_up(self, *names: str) -> list[WorkerHandle]:
-        """These workers, started where they do not live, all ready."""
+        """Start those of these workers that do not live; block until all are ready."""
         for name in names:
             worker = self.named.get(name)
             if worker is None or worker.process.poll() is not None:
@@ -170,13 +172,13 @@ class FaultFleet(FleetHarness):
 
     def launch(self, name: str) -> WorkerHandle:
         """Start a worker of this name without waiting for it."""
-        if name not in self.lines:
-            self.lines[name] = self._stack.enter_context(ProxyPair(self.settings))
+        if name not in self.proxies:
+            self.proxies[name] = self._stack.enter_context(ProxyPair(self.settings))
         dead = self.named.get(name)
         if dead is not None:
             self.workers.remove(dead)
         worker = WorkerHandle(
-            self.lines[name].settings, self.profile_path, name, self.folder / f"{name}.log"
+            self.proxies[name].settings, self.profile_path, name, self.folder / f"{name}.log"
         )
         self.workers.append(worker)
         self.named[name] = worker
@@ -184,7 +186,7 @@ class FaultFleet(FleetHarness):
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Freeze the workers, so that what the block does comes before they see any of it."""
+        """Freeze the workers: what the block does is complete before they see any of it."""
         for worker in self.named.values():
             worker.signal(signal.SIGSTOP)
         try:
@@ -209,9 +211,9 @@ class FaultFleet(FleetHarness):
         return self.enqueue(run, path, **options)
 
     def clear(self) -> None:
-        """Faults off, runs that a failed test left behind cancelled."""
-        for lines in self.lines.values():
-            lines.pass_on()
+        """Switch the faults off; cancel the runs that a failed test left behind."""
+        for proxies in self.proxies.values():
+            proxies.pass_on()
         for run in self._runs:
             if self.ledger.state(run) != "unknown" and not self.ledger.status(run).finished:
                 control.cancel(self.ledger, self.blobs, run, "its test is over")
@@ -223,26 +225,28 @@ class FaultFleet(FleetHarness):
         return not self.ledger.status(run).leased
 
     def set_faults(self, **faults: object) -> None:
-        """Change the engines' faults from now on; none given: those of the profile."""
+        """Change the engines' faults from now on; without arguments, to those of the profile."""
         for worker in self.named.values():
             engine = engine_of(worker) if worker.process.poll() is None else None
             if engine is not None:
-                wait_until(partial(dialled, engine, faults or USUAL), f"{engine} listens")
+                wait_until(
+                    partial(engine_took_faults, engine, faults or USUAL), f"{engine} listens"
+                )
 
     @contextlib.contextmanager
     def slowly(self) -> Iterator[None]:
-        """Engines at a fraction of their speed, so that the block comes while batches are at work.
+        """Slow the engines down, so that batches are still at work when the block has run.
 
-        However slow this machine is: a test must not lose a race against the fleet.
+        Without it a test on a busy machine could lose the race against its fleet.
         """
         engines = [engine for w in self.named.values() if (engine := engine_of(w)) is not None]
         ports = [engine_port(engine) for engine in engines]
         for port in ports:
-            dial(port, {"slow": 8.0})
+            set_engine_faults(port, {"slow": 8.0})
         yield
         for port in ports:
             with contextlib.suppress(requests.ConnectionError):
-                dial(port, USUAL)  # unless the block killed it
+                set_engine_faults(port, USUAL)  # unless the block killed it
 
     def kept(self, run: str) -> dict[str, set[str]]:
         """Hashes of the prompts with kept generations, by unfinished batch."""
@@ -267,26 +271,26 @@ class FaultFleet(FleetHarness):
         wait_until(enough, f"{count} generations of {run} are kept")
         return held
 
-    def asked(self, since: float = 0.0) -> Counter[str]:
-        """How often each prompt was asked of the engines, by hash, since a time."""
-        rows = lines_of(self.stats)
+    def request_counts(self, since: float = 0.0) -> Counter[str]:
+        """How often the engines were sent each prompt, by hash, after the time `since`."""
+        rows = engine_events(self.stats)
         return Counter(r["prompt"] for r in rows if r["event"] == "received" and r["t"] > since)
 
     def holder(self, run: str) -> WorkerHandle:
-        """A worker that holds a lease of this run now."""
-        found: list[WorkerHandle] = []
+        """A worker that holds a lease of this run now. Blocks until there is one."""
+        holders: list[WorkerHandle] = []
 
         def held() -> bool:
-            found.extend(
+            holders.extend(
                 w
                 for w in self.named.values()
                 for batch in self.ledger.status(run).leased
                 if batch.worker == w.name
             )
-            return bool(found)
+            return bool(holders)
 
         wait_until(held, f"a worker holds a batch of {run}")
-        return found[0]
+        return holders[0]
 
     def held_by(self, run: str, worker: WorkerHandle) -> set[str]:
         """The batches of a run that this worker holds."""
@@ -294,12 +298,11 @@ class FaultFleet(FleetHarness):
 
 
 def fault_fleet_settings(
-    settings: Settings, redis: EmbeddedRedis, folder: Path, **more: Any
+    redis: EmbeddedRedis, s3: EmbeddedS3, folder: Path, **values: Any
 ) -> Settings:
-    """Short times; a Redis and an S3 prefix of the arena's own."""
+    """Short times and an S3 prefix of this fleet alone; `values` are other settings."""
     short: dict[str, Any] = {
-        "redis_url": redis.url,
-        "s3_prefix": f"arena-{secrets.token_hex(6)}/",
+        "s3_prefix": f"faults-{secrets.token_hex(6)}/",
         "lease_ttl_s": 3.0,
         "sweep_s": 0.5,
         "attempts": 3,
@@ -308,4 +311,4 @@ def fault_fleet_settings(
         "lock_dir": folder / "locks",
         "state_dir": folder / "state",
     }
-    return settings.model_copy(update=short | more)
+    return settings_for(redis, s3, **(short | values))

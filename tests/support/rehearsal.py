@@ -16,43 +16,29 @@ from pathlib import Path
 
 import click
 import psutil
-from pydantic import SecretStr
 
 from dflashq.config import Settings
-from dflashq.embedded.redis import EmbeddedRedis
-from dflashq.embedded.s3 import EmbeddedS3, free_s3_port
-from dflashq.system.ports import free_port
 from tests.support.engine_emulator import emulated_profile
 from tests.support.engine_emulator.launch import MODULE
 from tests.support.fleet import FleetHarness
 from tests.support.paths import TINY_MODEL as TINY
-
-PASSWORD, ACCESS, SECRET, BUCKET = "rehearsal", "rehearsal", "rehearsal-secret", "rehearsal"
+from tests.support.servers import own_servers, settings_for
 
 
 @contextmanager
 def servers(folder: Path) -> Iterator[Settings]:
-    """A Redis and an S3 of this rehearsal alone, and the settings that lead to them."""
-    with (
-        EmbeddedRedis(folder / "redis", free_port(), PASSWORD) as redis,
-        EmbeddedS3(folder / "s3", free_s3_port(), ACCESS, SECRET, BUCKET) as s3,
-    ):
-        yield Settings(
-            _env_file=None,  # type: ignore[call-arg]
-            redis_url=redis.url,
-            redis_password=SecretStr(PASSWORD),
-            s3_endpoint_url=s3.endpoint_url,
-            s3_bucket=BUCKET,
-            s3_access_key_id=SecretStr(ACCESS),
-            s3_secret_access_key=SecretStr(SECRET),
-            lock_dir=folder / "locks",
-            state_dir=folder / "state",
-            sweep_s=1.0,
+    """Settings that lead to a Redis and an S3 of this rehearsal alone, which run meanwhile."""
+    with own_servers(folder) as (redis, s3):
+        yield settings_for(
+            redis, s3, lock_dir=folder / "locks", state_dir=folder / "state", sweep_s=1.0
         )
 
 
 class PeakMemory:
-    """The largest resident size of every process below this one, by command; a context manager."""
+    """Samples the resident size of this process and of all below it; a context manager.
+
+    `mb` is the largest size of one process in MiB, by the part of the fleet that it belongs to.
+    """
 
     def __init__(self) -> None:
         self.mb: defaultdict[str, float] = defaultdict(float)

@@ -142,7 +142,7 @@ class HostSupervisor:
             self._echo(f"{worker.name}: ended, {how}")
             return
         then = "not started again" if worker.over else f"again in {worker.restart_at - now:.0f} s"
-        self._echo(f"{worker.name}: ended, {how}, {then}. Its last words: {worker.last_words()}")
+        self._echo(f"{worker.name}: ended, {how}, {then}. Its last words: {worker.last_line()}")
 
     def _complain(self) -> None:
         worst = max(self._codes, key=abs, default=0)

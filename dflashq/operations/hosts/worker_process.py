@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dflashq.core.backoff import delay_s
-from dflashq.system import die_with_parent
+from dflashq.system.processes import spawn
 
 USAGE, ENGINE_LOST, FRESH_START = 2, 70, 75
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 LOST_PAUSE_S, LOST_LONGEST_S = 60.0, 900.0
-# A worker that lived so long had a good start: its next death counts as the first.
+# A worker that lived for so long started well: its next death counts as the first.
 SETTLED_S = 300.0
 LOGS_KEPT, LOG_BYTES = 5, 50 * 2**20
 TAIL_BYTES = 4096
@@ -24,8 +23,8 @@ TAIL_BYTES = 4096
 def pause_s(code: int, deaths: int) -> float | None:
     """Seconds until a worker that exited with `code` is started again; None: never.
 
-    `deaths` counts those in a row, this one included. 0 was asked for by somebody, 2 will not
-    get better by itself, 75 needs only a fresh process, 70 has lost its engine.
+    `deaths` is how many there were in a row, this one included. Code 0 was asked for by somebody,
+    2 is a wrong setting, 70 a lost engine, and with 75 a fresh process is all that is needed.
     """
     if code in (0, USAGE):
         return None
@@ -54,26 +53,21 @@ class WorkerProcess:
         return None if self._process is None else self._process.pid
 
     def start(self, now_s: float, environment: Mapping[str, str]) -> None:
-        """Start it with exactly this environment; its output is added to its log."""
+        """Start it with exactly this environment; its output is appended to its log.
+
+        `now_s` is on the monotonic clock, here and in `ended`.
+        """
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         _rotate(self.log_file)
-        tie = [sys.executable, "-I", "-S", str(die_with_parent.__file__), str(os.getpid())]
-        celery = [*(sys.executable, "-m", "celery", "-A", "workers", "worker")]
+        celery = [sys.executable, "-m", "celery", "-A", "workers", "worker"]
         options = ["-n", f"{self.name}@%h", "--profile", self._profile, "--gpu", self.gpu]
         quiet = ["--loglevel", "INFO", "--without-gossip", "--without-mingle"]
         with self.log_file.open("ab") as sink:
-            self._process = subprocess.Popen(
-                [*tie, *celery, *options, *quiet],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._process = spawn([*celery, *options, *quiet], environment, sink)
         self._started_at = now_s
 
     def ended(self, now_s: float) -> int | None:
-        """Its exit code, once, when it has ended; plans the restart. None while it runs."""
+        """Its exit code, once, after it has ended, and plan the restart; None while it runs."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
         self._process = None
@@ -85,12 +79,12 @@ class WorkerProcess:
         return code
 
     def signal(self, number: signal.Signals) -> None:
-        """To the worker alone, never its group: its engine is the worker's to stop."""
+        """Signal the worker alone, never its group: the worker itself stops its engine."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
-    def last_words(self) -> str:
-        """The last line of its log that says something."""
+    def last_line(self) -> str:
+        """The last line of its log that is not blank; "" when there is none."""
         try:
             with self.log_file.open("rb") as log:
                 log.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
@@ -101,7 +95,7 @@ class WorkerProcess:
 
 
 def _rotate(log_file: Path) -> None:
-    """A log that has grown large becomes `.1`, and so on; the oldest goes."""
+    """Rename a log that has grown large to `.1`, the one before to `.2`; delete the oldest."""
     if not log_file.exists() or log_file.stat().st_size < LOG_BYTES:
         return
     for number in range(LOGS_KEPT - 1, 0, -1):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
+from tests.benchmarks.__main__ import PARTS
 from tests.benchmarks.dead_engine import bound_s
 from tests.benchmarks.results import MISSED, NOT_SHOWN, REACHED, SKIPPED, Figure, conclusion, table
 from tests.benchmarks.slow_engine_tail import ideal_and_floor
@@ -29,6 +32,11 @@ def test_a_goal_within_the_spread_is_not_shown(
     values: tuple[float, ...], at_least: bool, verdict: str
 ) -> None:
     assert figure(*values, at_least=at_least).verdict == verdict
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_is_a_module_that_measures(part: str) -> None:
+    assert callable(import_module(f"tests.benchmarks.{part}").measure)
 
 
 def test_the_last_line_counts_what_is_reached() -> None:

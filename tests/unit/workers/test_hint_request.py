@@ -1,4 +1,4 @@
-"""A hint is acknowledged to nobody: the channel that it came by may be closed by then."""
+"""A hint is never acknowledged: the channel that brought it may be closed by then."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from workers.hint_request import HintRequest
 
 
 def request() -> HintRequest:
-    made = HintRequest.__new__(HintRequest)
+    hint = HintRequest.__new__(HintRequest)
 
     def closed(*_: object, **__: object) -> None:
         raise AttributeError("'NoneType' object has no attribute 'client'")
 
-    made._on_ack = made._on_reject = closed
-    made.acknowledged = False
-    return made
+    hint._on_ack = hint._on_reject = closed
+    hint.acknowledged = False
+    return hint
 
 
 def test_every_task_is_handled_as_a_hint() -> None:
@@ -27,9 +27,8 @@ def test_every_task_is_handled_as_a_hint() -> None:
 
 def test_a_closed_channel_is_not_asked_to_acknowledge() -> None:
     """It ended the worker when Redis came back after a password had changed."""
-    one = request()
-    one.acknowledge()
-    assert one.acknowledged
-    other = request()
-    other.reject(requeue=True)
-    assert other.acknowledged
+    acknowledged, rejected = request(), request()
+    acknowledged.acknowledge()
+    assert acknowledged.acknowledged
+    rejected.reject(requeue=True)
+    assert rejected.acknowledged
