@@ -6,7 +6,7 @@ One place for the command line and for a web page; nothing here reads a clock or
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dflashq.core.estimates.rate import eta_s
@@ -23,7 +23,9 @@ class RunView:
 
     `settled` prompts have their verdict on S3; `rejects` maps reason to prompts, most first.
     `working` counts its live workers; `age_s` since it was enqueued;
-    `left_s` is None when it cannot be told; `condition` is a value of `Condition`.
+    `left_s` is None when it cannot be told; `condition` is a value of `Condition`. `stages` counts,
+    by stage behind generate that was asked for, its batches by state; `waiting` ones are not
+    committed by its upstream yet.
     """
 
     name: str
@@ -52,6 +54,7 @@ class RunView:
     waits_for: str = ""
     sentence: str = ""
     condition: str = ""
+    stages: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,7 +109,23 @@ def run_view(
         waits_for=status.waits_for,
         sentence=now.sentence,
         condition=now.condition.value,
+        stages=_stages(status),
     )
+
+
+def _stages(status: RunStatus) -> dict[str, dict[str, int]]:
+    """The batches of each stage behind generate, by state."""
+    total = max(status.known, status.batches)
+    return {
+        name: {
+            "pending": stage.pending,
+            "leased": stage.leased,
+            "done": stage.done,
+            "dead": len(stage.dead),
+            "waiting": max(0, total - stage.known),
+        }
+        for name, stage in sorted(status.stages.items())
+    }
 
 
 def _rejects(counters: Mapping[str, int]) -> dict[str, int]:
