@@ -25,7 +25,7 @@ class AwaitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._settings, self._served = load(), False
 
     def start(self, parent: Any) -> None:
-        """Block until Redis takes a write on a new connection; a refusal for good ends the worker."""
+        """Block until Redis takes a write on a new connection; what waiting cannot mend ends it."""
         owner = runtime.current()
         if owner is not None:
             owner.consumer_connected(False)

@@ -23,8 +23,10 @@ from dflashq.operations.monitoring.progress_object import write_progress
 from dflashq.operations.runs.hinting import hint_pending
 from dflashq.stages.engine_session import EngineSession
 from dflashq.stages.event_loop import EventLoopThread
+from dflashq.stages.generate.stage import GenerateStage
 from dflashq.stages.keep_writer import KeepWriter
-from dflashq.stages.runner import Generator
+from dflashq.stages.rows.at_once import RowsAtOnce
+from dflashq.stages.runner import StageRunner
 from dflashq.system.process_identity import new_boot
 from dflashq.system.threads import OneShotThread
 from workers.boot_checks import check_services
@@ -76,15 +78,22 @@ class WorkerRuntime:
             KeepWriter(self._ledger),
             profile.api_key(settings),
         )
-        self.session.proven = self._heartbeat.proven
-        self.generator = Generator(
+        self.session.is_lease_current = self._heartbeat.is_lease_current
+        boot = self._worker_name.boot.text
+        self._rows: RowsAtOnce | None = None
+        if settings.rows_at_once:
+            self._rows = RowsAtOnce(
+                settings, name, self._ledger, self._blobs, self._heartbeat, boot
+            )
+        self.generator = StageRunner(
+            GenerateStage(self.session, self._ledger, self._blobs),
             settings,
             name,
-            self.session,
             self._ledger,
-            self._blobs,
             self._heartbeat,
-            boot=self._worker_name.boot.text,
+            queue=profile.queue,
+            boot=boot,
+            on_committed=self._on_committed,
         )
         self._on_engine_lost = on_engine_lost
         self._telemetry = Telemetry(
@@ -126,6 +135,8 @@ class WorkerRuntime:
 
     def close(self) -> None:
         """After the pool is empty: end the threads, take the worker off the list."""
+        if self._rows is not None:
+            self._rows.stop()
         self._periodic.stop()
         self._telemetry.stop()
         self._heartbeat.stop()
@@ -168,8 +179,17 @@ class WorkerRuntime:
 
     # --- inside
 
+    def _on_committed(self, run: str, batch: str) -> None:
+        if self._rows is not None:
+            self._rows.on_committed(run, batch)
+
     def _close_runs(self) -> None:
-        """Write manifests and `progress.json`, in a thread: it reads all that was committed."""
+        """Write manifests and `progress.json`, in a thread: it reads all that was committed.
+
+        Rows that were left over at a commit get their turn as well, in a thread of their own.
+        """
+        if self._rows is not None:
+            self._rows.catch_up()
         if self._closing is not None and self._closing.alive:
             return
         self._closing = OneShotThread("manifest", self._close_finished)
@@ -205,7 +225,7 @@ class WorkerRuntime:
             waiting=gate.waiting,
             gate_reasons=tuple(gate.reasons),
             keep_full=session.keeping.full,
-            hints_taken=self.generator.taken,
+            hints_taken=self.generator.hints_taken,
             batches=tuple((a.lease.run, a.lease.batch) for a in self.generator.active()),
             heartbeat_age_s=time.monotonic() - self._heartbeat.last_answer if held else 0.0,
             engine_stats=stats.row() if stats is not None else {},

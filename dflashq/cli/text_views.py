@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -36,6 +36,9 @@ class RunDetails:
             for name, why in sorted(self.status.dead.items())
         ]
         row = self.view.to_json() | {"leased_batches": leased, "dead_batches": dead}
+        row["dead_in_stages"] = {
+            name: stage.dead for name, stage in sorted(self.status.stages.items()) if stage.dead
+        }
         return row | {"workers": [asdict(w) for w in self.workers]}
 
     def measured(self, per_s: float) -> Self:
@@ -114,8 +117,9 @@ def run_lines(details: RunDetails) -> list[str]:
         ("tokens", f"{v.output_tokens:,}"),
         ("kept", f"{v.kept_bytes / MIB:,.1f} MiB of unfinished batches"),
     ]
+    rows += [(name, _stage_counts(counts)) for name, counts in v.stages.items()]
     lines = [f"{name:<9} {text}" for name, text in rows]
-    lines += _leased_lines(details.status) + _dead_lines(details)
+    lines += _leased_lines(details.status) + _dead_lines(details) + _dead_in_stages(details.status)
     return [*lines, "", *workers_lines(details.workers), "", v.sentence]
 
 
@@ -123,6 +127,14 @@ def _counts(v: RunView) -> str:
     parts = [f"{v.done:,} of {v.total:,} done", f"{v.leased:,} leased", f"{v.pending:,} pending"]
     parts += [f"{v.waiting:,} waiting"] if v.waiting else []
     return ", ".join([*parts, f"{v.dead:,} dead"])
+
+
+def _stage_counts(counts: Mapping[str, int]) -> str:
+    """The batches of a stage behind generate."""
+    parts = [f"{counts['done']:,} of {sum(counts.values()):,} done"]
+    parts += [f"{counts[state]:,} {state}" for state in ("leased", "pending")]
+    parts += [f"{counts['waiting']:,} waiting"] if counts["waiting"] else []
+    return ", ".join([*parts, f"{counts['dead']:,} dead"])
 
 
 def _rejected(v: RunView) -> str:
@@ -144,6 +156,15 @@ def _dead_lines(details: RunDetails) -> list[str]:
         lines.append(f"dead: {batch}: {why}")
         lines += [f"    {what}" for what in details.stories.get(batch, [])[-5:]]
     return ["", *lines, *_more(len(details.status.dead))] if lines else []
+
+
+def _dead_in_stages(status: RunStatus) -> list[str]:
+    dead = [
+        f"dead: {stage}/{batch}: {why}"
+        for stage, its in sorted(status.stages.items())
+        for batch, why in sorted(its.dead.items())
+    ]
+    return ["", *dead[:SHOWN], *_more(len(dead))] if dead else []
 
 
 def _more(count: int) -> list[str]:

@@ -3,13 +3,55 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from typing import Any
 
 from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.core.errors import LedgerError, LedgerRefusedError, LedgerUnreachableError
 from dflashq.ledger.connection import address, connect, translated
+from dflashq.ledger.outage import Outage, outage_of
 from dflashq.ledger.refusal import Need, passes
+
+
+class ServerQueries(ABC):
+    """The ledger's questions about the server that carries it; each blocks on Redis."""
+
+    _redis: Any
+    _settings: Settings
+    _address: str
+
+    def memory(self) -> tuple[int, int]:
+        """(used, maximum) bytes of Redis; maximum 0 when it is not limited."""
+        with self._translated("reading its memory"):
+            row = self._redis.info("memory")
+        return int(row["used_memory"]), int(row.get("maxmemory", 0))
+
+    def now_s(self) -> float:
+        """The server's clock, the only one that leases know: seconds since 1970."""
+        seconds, micros = self._time()
+        return seconds + micros / 1e6
+
+    def check(self) -> str:
+        """Write and read for real; returns the server's version. For `doctor` and boot."""
+        return check(self._redis, self._settings)
+
+    def refusal(self) -> str:
+        """What Redis says to a write now; empty when it takes it, or may not be asked. Blocks."""
+        return refusal(self._redis, self._settings)
+
+    @property
+    def outage(self) -> Outage:
+        """Whether Redis refuses something or is away, as this process met it. Does not block."""
+        return outage_of(self._address)
+
+    def _time(self) -> tuple[int, int]:
+        with self._translated("reading the time"):
+            seconds, micros = self._redis.time()
+        return int(seconds), int(micros)
+
+    @abstractmethod
+    def _translated(self, doing: str) -> Any: ...
 
 
 def check(client: Any, settings: Settings) -> str:

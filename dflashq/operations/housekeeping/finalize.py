@@ -35,7 +35,7 @@ def _finalize(ledger: Ledger, blobs: Blobs, run: str, closed: dict[str, tuple[in
         return False
     done, named = _done(ledger, run), _named(blobs, run)
     if named != done:
-        if not ledger.closing_lock(run):
+        if not ledger.finalize_lock(run):
             return False
         try:
             if not named.items() <= done.items():
@@ -45,7 +45,7 @@ def _finalize(ledger: Ledger, blobs: Blobs, run: str, closed: dict[str, tuple[in
             if _done(ledger, run) != done:  # a reconcile took a batch back meanwhile
                 withdraw_manifest(blobs, run)
         finally:
-            ledger.closed(run)
+            ledger.release_finalize_lock(run)
     closed[run] = progress
     return named != done
 

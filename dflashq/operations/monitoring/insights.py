@@ -6,7 +6,7 @@ Pure functions, for the command line and the web page alike: nothing here reads 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dflashq.core.estimates.rate import eta_s
@@ -25,7 +25,9 @@ class RunView:
     Prompts: `settled` ones have their verdict on S3, `rejects` maps each reason to their number,
     most first. `working` counts the live workers that hold a batch of it. `age_s` is the time since
     it was enqueued; `left_s` is the estimate of what is left, None when there is none. `condition`
-    is a value of `Condition`, `sentence` explains it.
+    is a value of `Condition`, `sentence` explains it. `stages` counts, by
+    stage behind generate that was asked for, its batches by state; of these, `waiting` ones are not
+    committed by its upstream yet.
     """
 
     name: str
@@ -54,6 +56,7 @@ class RunView:
     waits_for: str = ""
     sentence: str = ""
     condition: str = ""
+    stages: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,7 +111,23 @@ def run_view(
         waits_for=status.waits_for,
         sentence=condition.sentence,
         condition=condition.condition.value,
+        stages=_stages(status),
     )
+
+
+def _stages(status: RunStatus) -> dict[str, dict[str, int]]:
+    """The batches of each stage behind generate, by state."""
+    total = max(status.known, status.batches)
+    return {
+        name: {
+            "pending": stage.pending,
+            "leased": stage.leased,
+            "done": stage.done,
+            "dead": len(stage.dead),
+            "waiting": max(0, total - stage.known),
+        }
+        for name, stage in sorted(status.stages.items())
+    }
 
 
 def _rejects(counters: Mapping[str, int]) -> dict[str, int]:

@@ -83,7 +83,7 @@ class Committer:
         """
         lease = self._attempt.lease
         rows, accepted, rejected = encoded(sorted(settled, key=lambda prompt: prompt.index), line)
-        ref = self._attempt.patiently(
+        ref = self._attempt.retry_until_stopped(
             lambda: write_commit(
                 self._blobs,
                 lease.run,
@@ -102,7 +102,7 @@ class Committer:
     def adopt(self, indexes: set[int]) -> ObjectRef:
         """Complete with the object that is on S3, after reading and checking all of it."""
         lease = self._attempt.lease
-        commit: Commit = self._attempt.patiently(
+        commit: Commit = self._attempt.retry_until_stopped(
             lambda: read_commit(self._blobs, lease.run, lease.batch, self._fingerprint, indexes),
             "reading the committed object",
         )
@@ -111,7 +111,7 @@ class Committer:
 
     def _complete(self, ref: ObjectRef) -> ObjectRef:
         added = counters(ref, self._superseded)
-        self._attempt.patiently(
+        self._attempt.retry_until_stopped(
             lambda: self._ledger.complete(self._attempt.lease, ref, added), "completing"
         )
         return ref

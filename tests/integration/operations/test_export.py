@@ -21,7 +21,6 @@ from dflashq.operations.export.targets import open_target
 from dflashq.operations.results.rows import hint_rows, make_rows
 from dflashq.operations.results.samples import samples, snapshot
 from dflashq.operations.runs.backfill import rerun_rejected
-from dflashq.stages.rows import tokenize_hinted
 from tests.support.committed_runs import CommittedRunFixture
 from tests.support.env import variables
 from tests.support.sample_rows import bad, commit, sample
@@ -162,7 +161,7 @@ def test_rows_on_s3_are_written_once_and_read_by_datasets(
 ) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    hinted = hint_rows(fleet.blobs, fleet.hints, "r")
+    hinted = hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r")
     assert hinted.hinted == [FIRST, SECOND, REVISED, LAST]
     assert fleet.hints.waiting("rows") == 4
     made = make_rows(fleet.blobs, "r", lambda done, of: None)
@@ -396,15 +395,3 @@ def test_the_command_says_what_it_did(
     assert "4 batches written, 13 rows in all" in call("rows", "r")
     assert "4 batches had rows before" in call("rows", "r")
     assert answer("rows", "r", "--hint")["there"] == 4
-
-
-def test_a_hint_that_fails_is_told_and_the_next_is_served(
-    fleet: CommittedRunFixture, record: RunRecord
-) -> None:
-    fleet.blobs.put(keys.rows_object("r", FIRST), b"x", {"completions-sha256": "other"})
-    assert "another completions object" in tokenize_hinted(fleet.blobs, "r", FIRST)
-    assert "no run named" in tokenize_hinted(fleet.blobs, "absent", FIRST)
-    assert (
-        tokenize_hinted(fleet.blobs, "r", "batch-000001.r2") == "r/batch-000001.r2 is not committed"
-    )
-    assert tokenize_hinted(fleet.blobs, "r", SECOND).endswith(f"{SECOND}.parquet: 3 rows")
