@@ -48,5 +48,8 @@ app.user_options["worker"].add(
 app.user_options["worker"].add(
     Option(["--rows"], is_flag=True, help="Write training rows; no engine, no GPU.")
 )
+app.user_options["worker"].add(
+    Option(["--stage"], default=None, help="Do this stage's work; no engine, no GPU: rows.")
+)
 bootsteps.install(app)
 signals.install()

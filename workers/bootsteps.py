@@ -13,7 +13,6 @@ from celery.worker import components
 from celery.worker import state as worker_state
 
 from dflashq.config import Settings, load
-from dflashq.core import keys
 from dflashq.core.errors import DflashqError, UsageError
 from dflashq.engine.profiles import load_profile
 from dflashq.engine.supervisor import EngineSupervisor
@@ -24,6 +23,7 @@ from workers import runtime
 from workers.consumer_steps import install_consumer_steps
 from workers.runtime import WorkerRuntime
 from workers.service_wait import refuse_start, wait_out
+from workers.stage_worker import StageDrainStep, StageStep
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ _DEFAULT_NODE = "celery@"
 
 def install(app: Celery) -> None:
     """Put our steps into the worker; its pool then waits for the engine. Safe to repeat."""
-    if EngineStep not in components.Pool.requires:
-        components.Pool.requires = (*components.Pool.requires, EngineStep)
-    app.steps["worker"].add(EngineStep)
-    app.steps["worker"].add(DrainStep)
+    for step in (EngineStep, StageStep):
+        if step not in components.Pool.requires:
+            components.Pool.requires = (*components.Pool.requires, step)
+    app.steps["worker"].update((EngineStep, StageStep, DrainStep, StageDrainStep))
     install_consumer_steps(app)
 
 
@@ -50,12 +50,6 @@ def node_name(given: str, gpu: str) -> str:
     if gpu and given.startswith(_DEFAULT_NODE):
         return f"gpu{gpu}@{given.removeprefix(_DEFAULT_NODE)}"
     return given
-
-
-def rows_name(given: str) -> str:
-    """The name of a worker without an engine: as given with -n, else `rows@host`."""
-    host = given.removeprefix(_DEFAULT_NODE)
-    return given if host == given else f"rows@{host}"
 
 
 class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -67,15 +61,14 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         gpu: str | None = None,
         profile: str | None = None,
         rows: bool = False,
+        stage: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(parent, **kwargs)
         self.supervisor: EngineSupervisor | None = None
-        self.enabled = not rows
+        self.enabled = not rows and stage is None
         self._abandoning = threading.Lock()
-        if rows:
-            parent.hostname = rows_name(parent.hostname)
-            parent.app.amqp.queues.select(keys.ROWS_QUEUE)
+        if not self.enabled:
             return
         chosen = {k: v for k, v in (("gpu", gpu), ("profile", profile)) if v is not None}
         try:

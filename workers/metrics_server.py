@@ -94,7 +94,7 @@ def readings(runtime: WorkerRuntime) -> dict[Gauge, Values]:
         metrics.ENGINE_SICK: {(): float(bool(runtime.session.sick))},
         metrics.ENGINE_RESTARTS: {(): runtime.engine_restarts},
         metrics.BATCHES_AT_WORK: by_run,
-        metrics.HINTS_TAKEN: {(): runtime.generator.taken},
+        metrics.HINTS_TAKEN: {(): runtime.generator.hints_taken},
         metrics.HEARTBEAT_AGE: {(): _heartbeat_age_s(runtime)},
     }
 

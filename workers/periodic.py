@@ -17,7 +17,7 @@ from dflashq.core.errors import (
 from dflashq.core.json_logging import level_of
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.housekeeping.sweep import Sweeper
-from dflashq.stages.runner import Generator
+from dflashq.stages.runner import StageRunner
 from dflashq.system.disk import full_places
 from dflashq.system.limits import exhausted
 from dflashq.system.threads import SupervisedThread, report
@@ -81,7 +81,7 @@ class PeriodicThread:
         self,
         ledger: Ledger,
         hints: Hints,
-        generator: Generator,
+        generator: StageRunner,
         announce: Callable[[], None],
         judge_canaries: Callable[[], None],
         close_runs: Callable[[], None],
@@ -101,7 +101,7 @@ class PeriodicThread:
         self._jobs = (
             Job("watching the room", lambda: self._room.look(full_places(self._settings))),
             # First what this worker can go on with, or the sweep's hints lead others to it.
-            Job("reclaiming", self._generator.reclaim, vital=True),
+            Job("reclaiming", self._generator.resume_recovered, vital=True),
             Job("looking at its peers", self._generator.look_at_peers),
             Job("sweeping", lambda: self._sweeper.sweep(self._settings.sweep_s * 0.8), vital=True),
             Job("claiming without hints", self._claim_unhinted),
@@ -177,7 +177,7 @@ class PeriodicThread:
             # It waits for Redis to let it in, and patience begins when it is in.
             return self._watch.hung(time.monotonic(), taken=-1, free=False, waiting=0)
         look: dict[str, Any] = {
-            "taken": self._generator.taken,
+            "taken": self._generator.hints_taken,
             "free": len(self._generator.active()) < self._settings.concurrency,
             "waiting": self._hints.waiting(self._generator.queue),
         }

@@ -25,8 +25,10 @@ from dflashq.operations.monitoring.progress_object import write_progress
 from dflashq.operations.runs.hinting import hint_pending
 from dflashq.stages.engine_session import EngineSession
 from dflashq.stages.event_loop import EventLoopThread
+from dflashq.stages.generate.stage import GenerateStage
 from dflashq.stages.keep_writer import KeepWriter
-from dflashq.stages.runner import Generator
+from dflashq.stages.rows.at_once import RowsAtOnce
+from dflashq.stages.runner import StageRunner
 from dflashq.system.process_identity import new_boot
 from dflashq.system.threads import OneShotThread
 from workers.periodic import PeriodicThread
@@ -58,10 +60,21 @@ class WorkerRuntime:
             ),
             settings.engine_api_key,
         )
-        self.session.proven = self.heartbeat.proven
-        self.generator = Generator(
-            *(settings, name, self.session, self._ledger, self._blobs, self.heartbeat),
+        self.session.is_lease_current = self.heartbeat.is_lease_current
+        self._rows: RowsAtOnce | None = None
+        if settings.rows_at_once:
+            self._rows = RowsAtOnce(
+                settings, name, self._ledger, self._blobs, self.heartbeat, self.boot.text
+            )
+        self.generator = StageRunner(
+            GenerateStage(self.session, self._ledger, self._blobs),
+            settings,
+            name,
+            self._ledger,
+            self.heartbeat,
+            queue=profile.queue,
             boot=self.boot.text,
+            on_committed=self._on_committed,
         )
         self.on_engine_lost: Callable[[DflashqError], None] = lambda error: None
         self.on_consumer_hung: Callable[[], None] = lambda: None
@@ -107,6 +120,8 @@ class WorkerRuntime:
 
     def close(self) -> None:
         """After the pool is empty: end the threads, take the worker off the list."""
+        if self._rows is not None:
+            self._rows.stop()
         self._clock.stop()
         self._telemetry.stop()
         self.heartbeat.stop()
@@ -152,6 +167,10 @@ class WorkerRuntime:
     def _consumer_hung(self) -> None:
         self.on_consumer_hung()
 
+    def _on_committed(self, run: str, batch: str) -> None:
+        if self._rows is not None:
+            self._rows.on_committed(run, batch)
+
     def _check_ledger(self) -> str:
         """Redis' version; a full one is no reason to stay away, since commits make room."""
         try:
@@ -172,7 +191,12 @@ class WorkerRuntime:
             )
 
     def _close_runs(self) -> None:
-        """Write manifests and `progress.json`, in a thread: it reads all that was committed."""
+        """Write manifests and `progress.json`, in a thread: it reads all that was committed.
+
+        Rows that were left over at a commit get their turn as well, in a thread of their own.
+        """
+        if self._rows is not None:
+            self._rows.catch_up()
         if self._closing is not None and self._closing.alive:
             return
         self._closing = OneShotThread("manifest", self._close_finished)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -34,7 +34,9 @@ class RunDetails:
             {"batch": name, "reason": why, "story": self.stories.get(name, [])}
             for name, why in sorted(self.status.dead.items())
         ]
+        dead_in_stages = {name: stage.dead for name, stage in self.status.stages.items()}
         found = self.view.to_json() | {"leased_batches": leased, "dead_batches": dead}
+        found |= {"dead_batches_in_stages": dead_in_stages}
         return found | {"workers": [asdict(w) for w in self.workers]}
 
     def measured(self, per_s: float) -> Self:
@@ -112,6 +114,7 @@ def run_lines(details: RunDetails) -> list[str]:
         ("rejected", _rejected(v)),
         ("tokens", f"{v.output_tokens:,}"),
         ("kept", f"{v.kept_bytes / MIB:,.1f} MiB of unfinished batches"),
+        *((stage, _stage_counts(counts)) for stage, counts in v.stages.items()),
     ]
     lines = [f"{name:<9} {text}" for name, text in rows]
     lines += _leased_lines(details.status) + _dead_lines(details)
@@ -122,6 +125,12 @@ def _counts(v: RunView) -> str:
     parts = [f"{v.done:,} of {v.total:,} done", f"{v.leased:,} leased", f"{v.pending:,} pending"]
     parts += [f"{v.waiting:,} waiting"] if v.waiting else []
     return ", ".join([*parts, f"{v.dead:,} dead"])
+
+
+def _stage_counts(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    rest = ", ".join(f"{counts[state]:,} {state}" for state in ("leased", "pending", "dead"))
+    return f"{counts['done']:,} of {total:,} batches done, {rest}"
 
 
 def _rejected(v: RunView) -> str:
@@ -142,6 +151,8 @@ def _dead_lines(details: RunDetails) -> list[str]:
     for batch, why in sorted(details.status.dead.items())[:SHOWN]:
         lines.append(f"dead: {batch}: {why}")
         lines += [f"    {what}" for what in details.stories.get(batch, [])[-5:]]
+    for stage, counts in details.status.stages.items():
+        lines += [f"dead: {stage}: {b}: {why}" for b, why in sorted(counts.dead.items())[:SHOWN]]
     return ["", *lines, *_more(len(details.status.dead))] if lines else []
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 
+from dflashq.core.stage_spec import GENERATE, ROWS, StageSpec
+
 NAMESPACE = "dflashq"
-GENERATE_TASK = "dflashq.generate"
-TOKENIZE_TASK = "dflashq.tokenize"
-ROWS_QUEUE = "rows"
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BATCH_NAME = re.compile(r"batch-(\d{6,})(?:\.r(\d+))?")
 
 RUNS = f"{NAMESPACE}:runs"
-EPOCH = f"{NAMESPACE}:epoch"
 SWEEP_LOCK = f"{NAMESPACE}:sweep-lock"
 PROGRESS_LOCK = f"{NAMESPACE}:progress-lock"
 WORKERS = f"{NAMESPACE}:workers"
@@ -44,12 +42,6 @@ def parse_batch(name: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 0)
 
 
-def batch_order(name: str) -> float:
-    """Oldest first, a revision right behind its batch: the score in the pending set."""
-    number, revision = parse_batch(name)
-    return number + revision / 1000
-
-
 def queue_name(model: str) -> str:
     """The Celery queue of a model; `model` is the short name of a profile."""
     return "generate." + re.sub(r"[^a-z0-9.-]+", "-", model.lower()).strip("-")
@@ -60,7 +52,17 @@ def redis_run(run: str, part: str) -> str:
     return f"{NAMESPACE}:{{{run}}}:{part}"
 
 
-def closing_lock(run: str) -> str:
+def ledger_key(run: str, part: str, stage: str = GENERATE.name) -> str:
+    """A key of the ledger: `dflashq:{run}:part` of generate, `dflashq:{run}:stage:part` else."""
+    return redis_run(run, part if stage == GENERATE.name else f"{stage}:{part}")
+
+
+def stage_runs(stage: str) -> str:
+    """The hash of the runs that a stage works on, each with the queue of its hints."""
+    return RUNS if stage == GENERATE.name else f"{RUNS}:{stage}"
+
+
+def finalize_lock(run: str) -> str:
     """Held by the one worker that writes a run's manifest."""
     return redis_run(run, "closing")
 
@@ -88,13 +90,23 @@ def prompts_object(run: str, batch: str, sha256: str) -> str:
     return f"runs/{run}/prompts/{batch}.{sha256[:16]}.jsonl.zst"
 
 
+def stage_prefix(run: str, spec: StageSpec) -> str:
+    """Where the objects of a stage lie."""
+    return f"runs/{run}/{spec.folder}/"
+
+
+def stage_object(run: str, spec: StageSpec, batch: str) -> str:
+    """The commit point of a batch in a stage: one deterministic key, put only if absent."""
+    return f"{stage_prefix(run, spec)}{batch}{spec.suffix}"
+
+
 def completions_prefix(run: str) -> str:
-    return f"runs/{run}/completions/"
+    return stage_prefix(run, GENERATE)
 
 
 def completions_object(run: str, batch: str) -> str:
-    """The commit point of a batch: one deterministic key, put only if absent."""
-    return f"runs/{run}/completions/{batch}.jsonl.zst"
+    """The commit point of a batch."""
+    return stage_object(run, GENERATE, batch)
 
 
 def rejected_object(run: str, batch: str, sha256: str) -> str:
@@ -102,12 +114,12 @@ def rejected_object(run: str, batch: str, sha256: str) -> str:
 
 
 def rows_prefix(run: str) -> str:
-    return f"runs/{run}/rows/"
+    return stage_prefix(run, ROWS)
 
 
 def rows_object(run: str, batch: str) -> str:
     """The training rows of a committed batch."""
-    return f"runs/{run}/rows/{batch}.parquet"
+    return stage_object(run, ROWS, batch)
 
 
 def revision_json(run: str, batch: str) -> str:

@@ -21,7 +21,7 @@ Lost = Callable[[str], None]
 class LeaseHeartbeat:
     """Renews every lease at ttl/3 and looks at the state of its run every second.
 
-    `hold` registers a lease with a callback that is called once, from the keeper's thread, with
+    `hold` registers a lease with a callback that is called once, from the heartbeat's thread, with
     `fenced`, `paused`, `cancelled` or `unknown` (the ledger forgot the run). An outage of Redis
     loses nothing by itself: the fence decides once Redis is back.
 
@@ -58,7 +58,7 @@ class LeaseHeartbeat:
             self._held.pop(lease, None)
             self._renewed.pop(lease, None)
 
-    def proven(self, lease: Lease) -> bool:
+    def is_lease_current(self, lease: Lease) -> bool:
         """Whether nobody else can have this lease: it was renewed within its time to live.
 
         A worker that was frozen or cut off may have been replaced and not know it yet: what it
@@ -73,14 +73,14 @@ class LeaseHeartbeat:
 
     def _beat(self) -> bool:
         """False when every run met something unexpected: no lease of this worker is renewed."""
-        by_run: dict[str, list[Lease]] = {}
+        by_run: dict[tuple[str, str], list[Lease]] = {}
         for lease in self.held():
-            by_run.setdefault(lease.run, []).append(lease)
+            by_run.setdefault((lease.run, lease.stage), []).append(lease)
         now = time.monotonic()
         if now - self._renewed_at < self._ttl_s / 3 - self._pause_s / 2:
-            beats = [self._guarded(self._look, run, mine) for run, mine in by_run.items()]
+            beats = [self._guarded(self._look, run, leases) for (run, _), leases in by_run.items()]
         else:
-            beats = [self._guarded(self._renew, run, mine) for run, mine in by_run.items()]
+            beats = [self._guarded(self._renew, run, leases) for (run, _), leases in by_run.items()]
             if self._renew_name is not None:
                 beats.append(self._guarded(self._beat_name, "", []))
             # What was not heard of is tried again at the next beat.
@@ -109,19 +109,19 @@ class LeaseHeartbeat:
             self._renew_name()
 
     def _look(self, run: str, leases: list[Lease]) -> None:
-        state = self._ledger.state(run)
+        state = self._ledger.state(run, leases[0].stage)
         if state != "active":
             for lease in leases:
                 self._lose(lease, state)
 
     def _renew(self, run: str, leases: list[Lease]) -> None:
-        asked = time.monotonic()
+        sent_at = time.monotonic()
         state, held = self._ledger.renew(run, leases, self._ttl_s)
-        for lease, mine in zip(leases, held, strict=True):
+        for lease, is_held in zip(leases, held, strict=True):
             with self._lock:
-                if mine and lease in self._held:
-                    self._renewed[lease] = asked
-            if not mine:
+                if is_held and lease in self._held:
+                    self._renewed[lease] = sent_at
+            if not is_held:
                 self._lose(lease, "unknown" if state == "unknown" else "fenced")
             elif state != "active":
                 self._lose(lease, state)

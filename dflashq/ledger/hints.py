@@ -10,7 +10,7 @@ from celery import Celery
 from kombu.exceptions import KombuError
 
 from dflashq.config import Settings
-from dflashq.core import keys
+from dflashq.core.stage_spec import GENERATE, StageSpec
 from dflashq.ledger.connection import (
     PRIORITY_STEPS,
     RETRIES,
@@ -52,14 +52,14 @@ class Hints:
         run: str,
         batches: list[str],
         *,
+        spec: StageSpec = GENERATE,
         urgent: bool = False,
-        task: str = keys.GENERATE_TASK,
     ) -> None:
         """One message a batch; recovered batches are urgent and overtake the others."""
         with self._translated(), self._app.producer_pool.acquire(block=True) as producer:
             for batch in batches:
                 self._app.send_task(
-                    task,
+                    spec.task,
                     args=[run, batch],
                     queue=queue,
                     priority=URGENT if urgent else NORMAL,

@@ -13,10 +13,12 @@ from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.core.errors import LeaseLostError, LedgerError, UnknownRunError
 from dflashq.core.model import ObjectRef
+from dflashq.core.stage_spec import GENERATE, StageSpec
 from dflashq.core.worker_identity import WorkerBoot
 from dflashq.ledger import queries, scripts, server
 from dflashq.ledger.connection import address, connect, out_of_memory, translated
 from dflashq.ledger.kept_codec import KeptEntry, decode_kept
+from dflashq.ledger.locks import HousekeepingLocks
 from dflashq.ledger.models import BatchStatus, Claim, Kept, Lease, RunStatus
 from dflashq.ledger.outage import Outage, outage_of
 from dflashq.ledger.refusal import Need
@@ -31,7 +33,7 @@ def _flat(counts: Mapping[str, int]) -> list[str | int]:
     return [part for pair in counts.items() for part in pair]
 
 
-class Ledger(WorkerRegistry):
+class Ledger(WorkerRegistry, HousekeepingLocks):
     """One client of the ledger, safe from many threads.
 
     Every method may raise LedgerUnreachableError (not answered or refused for now: repeat it) or
@@ -49,26 +51,44 @@ class Ledger(WorkerRegistry):
     # --- a run and its batches
 
     def register(
-        self, run: str, fingerprint: str, queue: str, prompts: int, batches: int, canary: str = ""
+        self,
+        run: str,
+        fingerprint: str,
+        queue: str,
+        prompts: int,
+        batches: int,
+        canary: str = "",
+        *,
+        stage: str = GENERATE.name,
     ) -> str:
         """Make a run known; returns the fingerprint on record, another one if the name is taken.
 
-        All other batches wait for the `canary` batch until `release_canary`.
+        All other batches wait for the `canary` batch until `release_canary`. For a `stage` behind
+        generate, it is what asks for that stage.
         """
-        on_record = self._call(
-            "register", run, fingerprint, queue, prompts, batches, canary
-        ).decode()
+        args = (fingerprint, queue, prompts, batches, canary)
+        on_record = self._call("register", run, *args, stage=stage).decode()
         if on_record == fingerprint:
             with self._translated(f"registering run {run}"):
-                self._redis.hset(keys.RUNS, run, queue)
+                self._redis.hset(keys.stage_runs(stage), run, queue)
         return str(on_record)
 
-    def add(self, run: str, batches: Iterable[str]) -> int:
+    def add(self, run: str, batches: Iterable[str], stage: str = GENERATE.name) -> int:
         """Put batches in the outbox (pending); returns how many are new."""
         names = list(batches)
-        return sum(
-            int(self._call("add", run, *names[i : i + 1000])) for i in range(0, len(names), 1000)
-        )
+        parts = (names[i : i + 1000] for i in range(0, len(names), 1000))
+        return sum(int(self._call("add", run, *part, stage=stage)) for part in parts)
+
+    def add_ready(self, run: str, spec: StageSpec) -> int:
+        """Put what the stage's upstream has done in its outbox; returns how many are new.
+
+        Blocks; safe to repeat. Nothing without an upstream: `enqueue` adds those batches.
+        """
+        if spec.upstream is None:
+            return 0
+        with self._translated(f"comparing stage {spec.name} of run {run} with its upstream"):
+            ready = queries.unknown_to(self._redis, run, spec.name, spec.upstream)
+        return self.add(run, ready, spec.name)
 
     def set_state(self, run: str, state: str, reason: str) -> str:
         """active, paused or cancelled (for good); returns the state that now holds."""
@@ -86,7 +106,7 @@ class Ledger(WorkerRegistry):
     def tolerated(self, run: str) -> float:
         """The share of rejected prompts that somebody accepted for this run; 0 when nobody did."""
         with self._translated(f"reading the tolerance of run {run}"):
-            value = self._redis.hget(keys.redis_run(run, "run"), "tolerated")
+            value = self._redis.hget(keys.ledger_key(run, "run"), "tolerated")
         return float(value) if value else 0.0
 
     def pause_at_canary(self, run: str, seen: str, reason: str) -> bool:
@@ -96,12 +116,14 @@ class Ledger(WorkerRegistry):
         """
         return bool(self._call("pause_at_canary", run, seen, reason))
 
-    def revive(self, run: str, reason: str, batches: Iterable[str] = ()) -> list[str]:
+    def revive(
+        self, run: str, reason: str, batches: Iterable[str] = (), stage: str = GENERATE.name
+    ) -> list[str]:
         """Dead batches (all, or those named) are pending again with all their attempts.
 
         Returns the names of those that were dead.
         """
-        return [b.decode() for b in self._call("revive", run, reason, *batches)]
+        return [b.decode() for b in self._call("revive", run, reason, *batches, stage=stage)]
 
     # --- a lease
 
@@ -115,6 +137,7 @@ class Ledger(WorkerRegistry):
         only: bool = False,
         avoid: Iterable[str] = (),
         boot: str = "",
+        stage: str = GENERATE.name,
     ) -> Claim:
         """Lease `batch`, or (unless `only`) the run's oldest pending one; none of those to `avoid`.
 
@@ -124,23 +147,25 @@ class Ledger(WorkerRegistry):
         itself. A lease whose reply never came is nobody's and runs out.
         """
         nonce = secrets.token_hex(8)
-        asked = (batch, worker, nonce, int(ttl_s * 1000), int(only), boot, *avoid)
-        got = self._call("claim", run, *asked)
-        if got[0] == b"none":
-            return Claim(None, got[1].decode())
-        return Claim(Lease(run, got[1].decode(), got[2].decode(), worker, int(got[3])))
+        args = (batch, worker, nonce, int(ttl_s * 1000), int(only), boot, *avoid)
+        answer = self._call("claim", run, *args, stage=stage)
+        if answer[0] == b"none":
+            return Claim(None, answer[1].decode())
+        name, fence, attempts = answer[1].decode(), answer[2].decode(), int(answer[3])
+        return Claim(Lease(run, name, fence, worker, attempts, stage))
 
     def begin(self, lease: Lease) -> int:
         """Count this attempt; returns its number. LeaseLostError when fenced."""
-        number = int(self._call("begin", lease.run, lease.batch, lease.fence))
+        number = int(self._call_lease("begin", lease))
         if not number:
             raise self._lost(lease)
         return number
 
     def renew(self, run: str, leases: list[Lease], ttl_s: float) -> tuple[str, list[bool]]:
-        """Extend leases of one run; returns the run's state and whether each is still held."""
+        """Extend leases of one stage of a run; returns its state and whether each is still held."""
         args = [part for lease in leases for part in (lease.batch, lease.fence)]
-        state, *held = self._call("renew", run, int(ttl_s * 1000), *args)
+        stage = leases[0].stage if leases else GENERATE.name
+        state, *held = self._call("renew", run, int(ttl_s * 1000), *args, stage=stage)
         return state.decode(), [bool(h) for h in held]
 
     def keep(self, lease: Lease, entries: list[KeptEntry]) -> bool:
@@ -151,22 +176,28 @@ class Ledger(WorkerRegistry):
         """
         args = [part for entry in entries for part in entry]
         try:
-            got = self._call(
-                "keep", lease.run, lease.batch, lease.fence, self._budget, *args, fsync=self._fsync
-            )
+            answer = self._call_lease("keep", lease, self._budget, *args, fsync=self._fsync)
         except LedgerError as exc:
             if out_of_memory(exc):
                 return False
             raise
-        if got == b"fenced":
+        if answer == b"fenced":
             raise self._lost(lease)
-        return bool(got == b"kept")
+        return bool(answer == b"kept")
 
     def kept(self, lease: Lease) -> Kept:
-        """What earlier attempts on this batch left."""
+        """What earlier attempts on this batch left, as generate keeps it."""
+        return decode_kept(self._kept_hash(lease))
+
+    def kept_entries(self, lease: Lease) -> dict[str, bytes]:
+        """What earlier attempts left, as it is stored: for a stage that keeps what it wants."""
+        fields = self._kept_hash(lease)
+        return {name.decode(): body for name, body in fields.items() if name != b"bytes"}
+
+    def _kept_hash(self, lease: Lease) -> dict[bytes, bytes]:
+        key = keys.ledger_key(lease.run, f"kept:{lease.batch}", lease.stage)
         with self._translated(f"reading the kept work of {lease.run}/{lease.batch}"):
-            raw = self._redis.hgetall(keys.redis_run(lease.run, f"kept:{lease.batch}"))
-        return decode_kept(raw)
+            return dict(self._redis.hgetall(key))
 
     def complete(self, lease: Lease, ref: ObjectRef, counts: Mapping[str, int]) -> str:
         """The ack, after the upload; 'done' or 'already'. LeaseLostError when fenced.
@@ -174,42 +205,56 @@ class Ledger(WorkerRegistry):
         A 'conflict' (the done-set names another object) is a LedgerError: it cannot happen while
         objects are put only if absent.
         """
-        args = (lease.batch, lease.fence, _reference(ref), *_flat(counts))
-        got = self._call("complete", lease.run, *args).decode()
-        if got == "fenced":
+        answer = self._call_lease("complete", lease, _reference(ref), *_flat(counts)).decode()
+        if answer == "fenced":
             raise self._lost(lease)
-        if got == "conflict":
+        if answer == "conflict":
             raise LedgerError(
                 f"{lease.run}/{lease.batch} is done with another object than {ref.key} "
                 f"(sha256 {ref.sha256[:12]}): run `dflashq verify {lease.run}`"
             )
-        return str(got)
+        return str(answer)
 
     def release(self, lease: Lease, reason: str) -> bool:
         """Hand a batch back without spending an attempt; False when it was not ours any more."""
-        return bool(self._call("release", lease.run, lease.batch, lease.fence, reason))
+        return bool(self._call_lease("release", lease, reason))
 
     def fail(self, lease: Lease, reason: str) -> str:
         """This attempt failed: 'pending' again, 'dead' after the last, or 'fenced'."""
-        args = (lease.batch, lease.fence, reason, self._attempts)
-        return str(self._call("fail", lease.run, *args).decode())
+        return str(self._call_lease("fail", lease, reason, self._attempts).decode())
 
     def kill(self, lease: Lease, reason: str) -> bool:
         """The batch is dead at once, with its reason; False when fenced."""
-        return bool(self._call("kill", lease.run, lease.batch, lease.fence, reason))
+        return bool(self._call_lease("kill", lease, reason))
 
     # --- what S3 says
 
-    def adopt(self, run: str, batch: str, ref: ObjectRef, counts: Mapping[str, int]) -> bool:
+    def adopt(
+        self,
+        run: str,
+        batch: str,
+        ref: ObjectRef,
+        counts: Mapping[str, int],
+        stage: str = GENERATE.name,
+    ) -> bool:
         """Enter a committed object that the done-set forgot; for reconcile.
 
         False: it was there already, or the batch is leased and its holder adopts the object.
         """
-        return bool(self._call("adopt", run, batch, _reference(ref), *_flat(counts)))
+        args = (batch, _reference(ref), *_flat(counts))
+        return bool(self._call("adopt", run, *args, stage=stage))
 
-    def forget(self, run: str, batch: str, ref: ObjectRef, counts: Mapping[str, int]) -> bool:
+    def forget(
+        self,
+        run: str,
+        batch: str,
+        ref: ObjectRef,
+        counts: Mapping[str, int],
+        stage: str = GENERATE.name,
+    ) -> bool:
         """Take back a batch whose object is gone from S3: it is pending again."""
-        return bool(self._call("forget", run, batch, _reference(ref), *_flat(counts)))
+        args = (batch, _reference(ref), *_flat(counts))
+        return bool(self._call("forget", run, *args, stage=stage))
 
     # --- housekeeping
 
@@ -220,38 +265,10 @@ class Ledger(WorkerRegistry):
         """
         return [b.decode() for b in self._call("disown", run, boot.name, boot.text, self._attempts)]
 
-    def expire(self, run: str) -> list[tuple[str, str]]:
+    def expire(self, run: str, stage: str = GENERATE.name) -> list[tuple[str, str]]:
         """Take back leases past their end; returns (batch, 'pending' or 'dead') for each."""
-        return [(b.decode(), o.decode()) for b, o in self._call("expire", run, self._attempts)]
-
-    def sweep_lock(self, ttl_s: float) -> bool:
-        """True for the one worker that may sweep now; the lock falls by itself after `ttl_s`.
-
-        A full Redis takes no lock: then everybody may, since sweeping is safe to repeat and a
-        full Redis must still get the leases of the dead back.
-        """
-        try:
-            with self._translated("taking the sweep lock", Need.ROOM):
-                return bool(self._redis.set(keys.SWEEP_LOCK, "1", nx=True, px=int(ttl_s * 1000)))
-        except LedgerError as exc:
-            if out_of_memory(exc):
-                return True
-            raise
-
-    def progress_lock(self, ttl_s: float) -> bool:
-        """True for the one worker that writes `progress.json` now; falls after `ttl_s`."""
-        with self._translated("taking the progress lock"):
-            return bool(self._redis.set(keys.PROGRESS_LOCK, "1", nx=True, px=int(ttl_s * 1000)))
-
-    def closing_lock(self, run: str) -> bool:
-        """True for the one worker that closes a finished run; falls by itself after an hour."""
-        with self._translated(f"closing run {run}"):
-            return bool(self._redis.set(keys.closing_lock(run), "1", nx=True, ex=3600))
-
-    def closed(self, run: str) -> None:
-        """Give the closing lock back."""
-        with self._translated(f"closing run {run}"):
-            self._redis.delete(keys.closing_lock(run))
+        rows = self._call("expire", run, self._attempts, stage=stage)
+        return [(batch.decode(), outcome.decode()) for batch, outcome in rows]
 
     def memory(self) -> tuple[int, int]:
         """(used, maximum) bytes of Redis; maximum 0 when it is not limited."""
@@ -259,59 +276,52 @@ class Ledger(WorkerRegistry):
             row = self._redis.info("memory")
         return int(row["used_memory"]), int(row.get("maxmemory", 0))
 
-    def epoch(self) -> str:
-        """The ledger's identity: a new one means that Redis was wiped."""
-        with self._translated("reading the epoch"):
-            known = self._redis.get(keys.EPOCH)
-            if known is None:
-                self._redis.set(keys.EPOCH, secrets.token_hex(8), nx=True)
-                known = self._redis.get(keys.EPOCH)
-            return str(known.decode())
-
     # --- what is known
 
-    def runs(self) -> dict[str, str]:
-        """All known runs with their queues, the oldest run first."""
-        with self._translated("listing the runs"):
-            return queries.runs(self._redis)
+    def runs(self, stage: str = GENERATE.name) -> dict[str, str]:
+        """The runs that a stage works on, each with the queue of its hints; the oldest run first.
 
-    def state(self, run: str) -> str:
+        Generate works on every run.
+        """
+        with self._translated("listing the runs"):
+            return queries.runs(self._redis, stage)
+
+    def state(self, run: str, stage: str = GENERATE.name) -> str:
         """active, paused, cancelled or unknown."""
         with self._translated(f"reading the state of run {run}"):
-            value = self._redis.hget(keys.redis_run(run, "run"), "state")
+            value = self._redis.hget(keys.ledger_key(run, "run", stage), "state")
         return value.decode() if value else "unknown"
 
-    def pending(self, run: str, limit: int = -1) -> list[str]:
+    def pending(self, run: str, limit: int = -1, stage: str = GENERATE.name) -> list[str]:
         """The pending batches, oldest first: all, or `limit` of them at most."""
         with self._translated(f"reading the pending batches of {run}"):
-            names = self._redis.zrange(
-                keys.redis_run(run, "pending"), 0, limit - 1 if limit > 0 else -1
-            )
+            key = keys.ledger_key(run, "pending", stage)
+            names = self._redis.zrange(key, 0, limit - 1 if limit > 0 else -1)
         return [name.decode() for name in names]
 
-    def waits_for(self, run: str) -> str:
+    def waits_for(self, run: str, stage: str = GENERATE.name) -> str:
         """The canary batch that the others wait for; empty once it has passed."""
         with self._translated(f"reading the canary of run {run}"):
-            value = self._redis.hget(keys.redis_run(run, "run"), "waits_for")
+            value = self._redis.hget(keys.ledger_key(run, "run", stage), "waits_for")
         return value.decode() if value else ""
 
-    def claimable(self, run: str) -> list[str]:
+    def claimable(self, run: str, stage: str = GENERATE.name) -> list[str]:
         """The pending batches that may be claimed now: all, the canary alone, or none (paused)."""
-        if self.state(run) != "active":
+        if self.state(run, stage) != "active":
             return []
-        pending, canary = self.pending(run), self.waits_for(run)
+        pending, canary = self.pending(run, stage=stage), self.waits_for(run, stage)
         return [batch for batch in pending if batch == canary] if canary else pending
 
-    def done(self, run: str) -> dict[str, ObjectRef]:
+    def done(self, run: str, stage: str = GENERATE.name) -> dict[str, ObjectRef]:
         """The done-set."""
         with self._translated(f"reading the done-set of {run}"):
-            rows = self._redis.hgetall(keys.redis_run(run, "done"))
+            rows = self._redis.hgetall(keys.ledger_key(run, "done", stage))
         return {b.decode(): ObjectRef.from_json(json.loads(r)) for b, r in rows.items()}
 
-    def story(self, run: str, batch: str) -> list[dict[str, Any]]:
+    def story(self, run: str, batch: str, stage: str = GENERATE.name) -> list[dict[str, Any]]:
         """What happened to a batch, oldest first: {at (ms), what}."""
         with self._translated(f"reading the story of {run}/{batch}"):
-            row = self._redis.hget(keys.redis_run(run, "story"), batch)
+            row = self._redis.hget(keys.ledger_key(run, "story", stage), batch)
         return list(json.loads(row)) if row else []
 
     def status(self, run: str) -> RunStatus:
@@ -324,10 +334,10 @@ class Ledger(WorkerRegistry):
             )
         return status
 
-    def batch_states(self, run: str) -> list[BatchStatus]:
+    def batch_states(self, run: str, stage: str = GENERATE.name) -> list[BatchStatus]:
         """Every batch that the ledger knows, in order."""
         with self._translated(f"reading the batches of run {run}"):
-            return queries.batch_states(self._redis, run)
+            return queries.batch_states(self._redis, run, stage)
 
     def now_s(self) -> float:
         """The server's clock, the only one that leases know: seconds since 1970."""
@@ -349,10 +359,17 @@ class Ledger(WorkerRegistry):
 
     # --- inside
 
-    def _call(self, name: str, run: str, *args: Any, fsync: bool = False) -> Any:
-        """One script on one run's keys."""
+    def _call(
+        self, name: str, run: str, *args: Any, stage: str = GENERATE.name, fsync: bool = False
+    ) -> Any:
+        """One script on the keys of one stage of a run."""
         with self._translated(f"{name} on run {run}", scripts.need(name)):
-            return self._loaded(name, scripts.run_keys(run), args, fsync)
+            return self._loaded(name, scripts.run_keys(run, stage), args, fsync)
+
+    def _call_lease(self, name: str, lease: Lease, *args: Any, fsync: bool = False) -> Any:
+        """One script on the batch of a lease, which the fence must still hold."""
+        args = (lease.batch, lease.fence, *args)
+        return self._call(name, lease.run, *args, stage=lease.stage, fsync=fsync)
 
     def _call_on(self, keyset: tuple[str, ...], name: str, about: str, *args: Any) -> Any:
         """One script on keys that belong to no run; `about` is its first argument."""

@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dflashq.core.model import Generation, Verdict
+from dflashq.core.stage_spec import GENERATE
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to work on a batch until its end; `fence` is compared whole by every verb."""
+    """The right to do a stage's work on a batch until its end.
+
+    `fence` is compared whole by every verb.
+    """
 
     run: str
     batch: str
     fence: str
     worker: str
     attempts: int
+    stage: str = GENERATE.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,29 @@ class BatchStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StageStatus:
+    """The batches of a run in a stage behind generate; `dead` maps each to its reason."""
+
+    pending: int
+    leased: int
+    done: int
+    dead: dict[str, str]
+
+    def counts(self) -> dict[str, int]:
+        """The number of batches by state."""
+        numbers = {"pending": self.pending, "leased": self.leased, "done": self.done}
+        return numbers | {"dead": len(self.dead)}
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """The counts of a run; `counters` cover the done batches, `kept` the unfinished ones.
 
     `waits_for` is the canary batch while the others wait for it, and `canary` where that is:
     pending, leased, done (not judged yet), dead, or lost (in none of these); both are empty
     otherwise. `claims` counts the leases ever given. `refusal` is what Redis says to a write now,
-    where somebody has tried one; empty when it takes it.
+    where somebody has tried one; empty when it takes it. `stages` holds the stages behind generate
+    that were asked for.
     """
 
     name: str
@@ -92,6 +113,7 @@ class RunStatus:
     claims: int = 0
     canary: str = ""
     refusal: str = ""
+    stages: dict[str, StageStatus] = field(default_factory=dict)
 
     @property
     def known(self) -> int:

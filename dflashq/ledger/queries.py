@@ -5,27 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from dflashq.core import keys
-from dflashq.ledger.models import BatchStatus, RunStatus
+from dflashq.core.stage_spec import GENERATE, followers
+from dflashq.ledger.models import BatchStatus, RunStatus, StageStatus
 
 
-def runs(client: Any) -> dict[str, str]:
-    """All known runs with their queues, the oldest run first."""
-    queues = _text(client.hgetall(keys.RUNS))
+def runs(client: Any, stage: str = GENERATE.name) -> dict[str, str]:
+    """The runs that a stage works on with the queues of its hints, the oldest run first."""
+    queues = _text(client.hgetall(keys.stage_runs(stage)))
     pipe = client.pipeline(transaction=False)
     for name in queues:
-        pipe.hget(keys.redis_run(name, "run"), "created")
+        pipe.hget(keys.ledger_key(name, "run", stage), "created")
     ages = dict(zip(queues, (float(at or 0) for at in pipe.execute()), strict=True))
     return dict(sorted(queues.items(), key=lambda row: (ages[row[0]], row[0])))
 
 
-def _leased(client: Any, run: str, names: list[bytes]) -> list[BatchStatus]:
+def _leased(
+    client: Any, run: str, names: list[bytes], stage: str = GENERATE.name
+) -> list[BatchStatus]:
     if not names:
         return []
     pipe = client.pipeline(transaction=False)
     for name in names:
-        pipe.hget(keys.redis_run(run, "leases"), f"{name.decode()}:worker")
-        pipe.hget(keys.redis_run(run, "attempts"), name)
-        pipe.hlen(keys.redis_run(run, f"kept:{name.decode()}"))
+        pipe.hget(keys.ledger_key(run, "leases", stage), f"{name.decode()}:worker")
+        pipe.hget(keys.ledger_key(run, "attempts", stage), name)
+        pipe.hlen(keys.ledger_key(run, f"kept:{name.decode()}", stage))
     got = pipe.execute()
     return [
         BatchStatus(
@@ -50,15 +53,15 @@ def run_status(client: Any, run: str) -> RunStatus | None:
 
 def _counts(client: Any, run: str, canary: str) -> RunStatus | None:
     pipe = client.pipeline()  # one moment: no batch is missed or met twice between two reads
-    pipe.hgetall(keys.redis_run(run, "run"))
-    pipe.zcard(keys.redis_run(run, "pending"))
-    pipe.zrange(keys.redis_run(run, "leased"), 0, -1)
-    pipe.hlen(keys.redis_run(run, "done"))
-    pipe.hgetall(keys.redis_run(run, "dead"))
-    pipe.hgetall(keys.redis_run(run, "counters"))
+    pipe.hgetall(keys.ledger_key(run, "run"))
+    pipe.zcard(keys.ledger_key(run, "pending"))
+    pipe.zrange(keys.ledger_key(run, "leased"), 0, -1)
+    pipe.hlen(keys.ledger_key(run, "done"))
+    pipe.hgetall(keys.ledger_key(run, "dead"))
+    pipe.hgetall(keys.ledger_key(run, "counters"))
     pipe.time()
-    pipe.zscore(keys.redis_run(run, "pending"), canary)
-    pipe.hexists(keys.redis_run(run, "done"), canary)
+    pipe.zscore(keys.ledger_key(run, "pending"), canary)
+    pipe.hexists(keys.ledger_key(run, "done"), canary)
     raw, pending, leased, done, dead, counters, now, is_pending, is_done = pipe.execute()
     if not raw:
         return None
@@ -91,20 +94,57 @@ def _counts(client: Any, run: str, canary: str) -> RunStatus | None:
         canary=next((place for place, is_there in places.items() if is_there), "lost")
         if waits
         else "",
+        stages=_stages(client, run),
     )
 
 
-def batch_states(client: Any, run: str) -> list[BatchStatus]:
-    """Every batch of a run, in order."""
+def _stages(client: Any, run: str) -> dict[str, StageStatus]:
+    """The stages behind generate that this run was asked for."""
+    pipe = client.pipeline()
+    specs = followers()
+    for spec in specs:
+        pipe.exists(keys.ledger_key(run, "run", spec.name))
+        pipe.zcard(keys.ledger_key(run, "pending", spec.name))
+        pipe.zcard(keys.ledger_key(run, "leased", spec.name))
+        pipe.hlen(keys.ledger_key(run, "done", spec.name))
+        pipe.hgetall(keys.ledger_key(run, "dead", spec.name))
+    answers = iter(pipe.execute())
+    rows = {spec.name: [next(answers) for _ in range(5)] for spec in specs}
+    return {
+        name: StageStatus(pending=pending, leased=leased, done=done, dead=_text(dead))
+        for name, (is_known, pending, leased, done, dead) in rows.items()
+        if is_known
+    }
+
+
+def unknown_to(client: Any, run: str, stage: str, upstream: str) -> list[str]:
+    """Batches that `upstream` has done and `stage` may not know; none when it knows as many.
+
+    The names are read only where the counts differ: a sweep asks every few seconds.
+    """
+    pipe = client.pipeline()
+    pipe.hlen(keys.ledger_key(run, "done", upstream))
+    pipe.zcard(keys.ledger_key(run, "pending", stage))
+    pipe.zcard(keys.ledger_key(run, "leased", stage))
+    pipe.hlen(keys.ledger_key(run, "done", stage))
+    pipe.hlen(keys.ledger_key(run, "dead", stage))
+    ready, *known = pipe.execute()
+    if ready <= sum(known):
+        return []
+    return [name.decode() for name in client.hkeys(keys.ledger_key(run, "done", upstream))]
+
+
+def batch_states(client: Any, run: str, stage: str = GENERATE.name) -> list[BatchStatus]:
+    """Every batch of a stage of a run, in order."""
     pipe = client.pipeline()  # one moment: no batch is missed or met twice between two reads
-    pipe.zrange(keys.redis_run(run, "pending"), 0, -1)
-    pipe.zrange(keys.redis_run(run, "leased"), 0, -1)
-    pipe.hkeys(keys.redis_run(run, "done"))
-    pipe.hgetall(keys.redis_run(run, "dead"))
-    pipe.hgetall(keys.redis_run(run, "attempts"))
+    pipe.zrange(keys.ledger_key(run, "pending", stage), 0, -1)
+    pipe.zrange(keys.ledger_key(run, "leased", stage), 0, -1)
+    pipe.hkeys(keys.ledger_key(run, "done", stage))
+    pipe.hgetall(keys.ledger_key(run, "dead", stage))
+    pipe.hgetall(keys.ledger_key(run, "attempts", stage))
     pending, leased, done, dead, attempts = pipe.execute()
     tries: dict[str, Any] = _text(attempts)
-    rows = _leased(client, run, leased)
+    rows = _leased(client, run, leased, stage)
     for state, names in (("pending", pending), ("done", done)):
         for name in (raw.decode() for raw in names):
             rows.append(BatchStatus(name, state, attempts=int(tries.get(name, 0))))

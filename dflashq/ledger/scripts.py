@@ -59,6 +59,6 @@ def sha1(name: str) -> str:
 
 
 @cache
-def run_keys(run: str) -> tuple[str, ...]:
-    """The keys of a run in the order that every script expects."""
-    return tuple(keys.redis_run(run, part) for part in PARTS)
+def run_keys(run: str, stage: str) -> tuple[str, ...]:
+    """The keys of a stage of a run in the order that every script expects."""
+    return tuple(keys.ledger_key(run, part, stage) for part in PARTS)

@@ -95,7 +95,7 @@ class Attempt:
         if self._why:
             raise StoppedError(self.lease, self._why)
 
-    def patiently(self, call: Callable[[], Answer], doing: str) -> Answer:
+    def retry_until_stopped(self, call: Callable[[], Answer], doing: str) -> Answer:
         """Repeat `call` through outages of Redis or S3 until it answers or the attempt is stopped.
 
         Blocks. An outage is nobody's fault: it spends no attempt. No more is a host that has run

@@ -34,7 +34,6 @@ from dflashq.stages.keep_writer import KeepWriter
 
 log = logging.getLogger(__name__)
 
-DRAINING = "draining"
 # SGLang's main process outlives its scheduler by up to 8 s.
 DEATH_WAIT_S = 15.0
 ERROR_CHARS = 500
@@ -85,7 +84,7 @@ class EngineSession:
         self.context_length: int | None = profile.model.context_length
         self.forgive: Callable[[int], None] = lambda deaths: None
         self.restart: Callable[[str], None] = lambda reason: None
-        self.proven: Callable[[Lease], bool] = lambda lease: True
+        self.is_lease_current: Callable[[Lease], bool] = lambda lease: True
         self._attempts: set[Attempt] = set()
         self._dead = asyncio.Event()
         self._ended_by_us = False
@@ -232,7 +231,8 @@ class EngineSession:
 
         The oldest batch comes first, and nothing else while kept work is full.
 
-        Nothing is begun under a lease that may have run out (`proven`): it waits for the heartbeat.
+        Nothing is begun under a lease that may have run out (`is_lease_current`): it waits for the
+        heartbeat.
         A prompt that must run alone waits for the end of its batch, so that the engine is emptied
         once for all of them.
         """
@@ -242,7 +242,7 @@ class EngineSession:
             admitted = False
             try:
                 room = not self.keeping.full or self._oldest() is attempt
-                if room and self.proven(attempt.lease):
+                if room and self.is_lease_current(attempt.lease):
                     self.keeping.begin(attempt)
                     admitted = True
                     return
@@ -256,10 +256,6 @@ class EngineSession:
     def _oldest(self) -> Attempt | None:
         # A copy: batches come and go in threads of their own.
         return min(tuple(self._attempts), key=lambda a: a.order, default=None)
-
-    def close_gate(self) -> None:
-        """Admit nothing more: the worker drains."""
-        self.gate.threadsafe_close(DRAINING)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Block until nothing is in flight; False when time ran out first."""

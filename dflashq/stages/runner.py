@@ -1,4 +1,4 @@
-"""The generate stage: from a hint to a committed batch."""
+"""The runner: from a hint to a committed batch, whatever the stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core import metrics
 from dflashq.core.errors import (
@@ -23,45 +22,44 @@ from dflashq.core.errors import (
 from dflashq.ledger import Lease, LeaseHeartbeat, Ledger
 from dflashq.ledger.models import Claim
 from dflashq.stages.attempt import DRAIN, SICK, Attempt, HandOverError, StoppedError
-from dflashq.stages.engine_session import EngineSession
-from dflashq.stages.generate.batch import GenerateBatch
-from dflashq.stages.generate.rejection_guard import RejectionGuard
+from dflashq.stages.base import Stage
 from dflashq.stages.peers import healthy_peers
-from dflashq.stages.recovery_buffer import RecoveryBuffer
-from dflashq.stages.rows import tokenize_hinted
-from dflashq.stages.run_cache import RunCache
 from dflashq.system.threads import OneShotThread
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 10.0
+DRAINING = "draining"
 UNKNOWN = "unknown"
 AVOID_S = 600.0  # so long a batch that should be tried on another engine is left to others
 
 
-class Generator:
-    """Works on the batches of one worker; `handle` runs in as many threads as batches overlap.
+class StageRunner:
+    """Works on the batches of one stage; `process_hint` runs in as many threads as batches overlap.
 
-    `taken` counts the hints taken so far, for whoever watches the consumer; `refused` says, by
-    run, why this engine may not answer for it; `peers` are the healthy workers that serve the same
-    queue, as they were seen last, with the runs that each refuses.
+    `hints_taken` counts the hints taken so far, for whoever watches the consumer; `refused` says,
+    by run, why this engine may not work on it; `peers` are the healthy workers that serve the same
+    queue, as they were seen last, with the runs that each refuses. `on_committed` is called with
+    run and batch, in the thread that committed it, which it may block.
     """
 
     def __init__(
         self,
+        stage: Stage,
         settings: Settings,
         worker: str,
-        session: EngineSession,
         ledger: Ledger,
-        blobs: Blobs,
         heartbeat: LeaseHeartbeat,
+        *,
+        queue: str = "",
         boot: str = "",
+        on_committed: Callable[[str, str], object] = lambda run, batch: None,
     ) -> None:
-        self.settings, self.taken, self.queue = settings, 0, session.profile.queue
-        self._worker, self._boot, self._session = worker, boot, session
-        self._ledger, self._blobs, self._heartbeat = ledger, blobs, heartbeat
-        self._records, self._recovery = RunCache(blobs), RecoveryBuffer()
-        self._rejection_guard = RejectionGuard(ledger, blobs)
+        self.settings, self.hints_taken = settings, 0
+        self.queue = queue or stage.spec.queue
+        self._stage, self._worker, self._boot = stage, worker, boot
+        self._ledger, self._heartbeat = ledger, heartbeat
+        self._on_committed = on_committed
         self._orders = itertools.count()
         self._active: set[Attempt] = set()
         self._changed = threading.Condition()
@@ -70,13 +68,13 @@ class Generator:
         self._avoid: dict[tuple[str, str], float] = {}
         self.draining = threading.Event()
 
-    def handle(self, run: str, batch: str) -> str:
+    def process_hint(self, run: str, batch: str) -> str:
         """Work on the hinted batch, or on the oldest pending one there is. Blocks until its end.
 
         Returns what became of the hint, for the log. Never raises for a batch that failed: its
         story is in the ledger.
         """
-        self.taken += 1
+        self.hints_taken += 1
         if self._withdrawn():
             # The hint is published again by the next sweep: nobody need take it before.
             self.draining.wait(self.settings.sweep_s)
@@ -100,28 +98,27 @@ class Generator:
         )
         # What is still being served ends first: a server that limits new requests goes on with it.
         # Kept work that is full gets room by a commit alone: then nothing is handed back.
-        idle = not self._session.gate.in_flight and not self._session.keeping.full
-        if self._withdrawn() and idle:
+        if self._withdrawn() and self._stage.idle and not self._stage.store_full:
             for attempt in self.active():
                 if not attempt.settled:
                     attempt.stop(SICK)
 
     def _withdrawn(self) -> bool:
         """Whether this engine fails on everything and another worker is well. Does not block."""
-        return self._session.health.withdrawn and bool(self.peers)
+        return bool(self._stage.sick and self.peers)
 
-    def reclaim(self) -> None:
+    def resume_recovered(self) -> None:
         """Go on with batches whose ledger was wiped, once it knows their runs again.
 
         Called by the worker's clock. Does not block for the work, which gets a thread of its own:
         the hints that would have led to it went with the old ledger.
         """
-        for run, batch in self._recovery.batches():
+        for run, batch in self._stage.recoverable():
             if self.draining.is_set() or len(self.active()) >= self.settings.concurrency:
                 return
             claim = self._claim_batch(run, batch)
             if claim.why == "done":
-                self._recovery.drop(run, batch)
+                self._stage.drop_held(run, batch)
             if claim.lease is not None:
                 work = partial(self._work_on, claim.lease)
                 # Where no thread can be started, the lease runs out and it is claimed again.
@@ -164,26 +161,26 @@ class Generator:
         if self.draining.is_set():
             self._give_up()
         self.draining.set()
-        self._session.close_gate()
+        self._stage.stop_admission(DRAINING)
 
     def drain(self, grace_s: float) -> None:
         """Admit nothing more, let in-flight generations end within the grace, hand back the rest.
 
-        Blocks for the grace at most; every `handle` returns soon after.
+        Blocks for the grace at most; every `process_hint` returns soon after.
         """
         self.draining.set()
-        self._session.close_gate()
-        if not self._session.wait_idle(grace_s):
+        self._stage.stop_admission(DRAINING)
+        if not self._stage.wait_idle(grace_s):
             log.warning("grace over: what is in flight is given up, what is finished is kept")
         self._give_up()
 
     def close_gate(self, reason: str) -> None:
         """Admit nothing more while `reason` stands; what is in flight goes on. Does not block."""
-        self._session.gate.threadsafe_close(reason)
+        self._stage.stop_admission(reason)
 
     def open_gate(self, reason: str) -> None:
         """Take `reason` back. Does not block."""
-        self._session.gate.threadsafe_open(reason)
+        self._stage.resume_admission(reason)
 
     def wait_handed_back(self, timeout_s: float) -> bool:
         """Block until no attempt is at work; False when time ran out first."""
@@ -231,155 +228,167 @@ class Generator:
             only=bool(batch),
             avoid=avoid,
             boot=self._boot,
+            stage=self._stage.spec.name,
         )
 
     def _candidates(self, run: str, batch: str) -> Iterator[tuple[str, str]]:
         if run and run not in self.refused:
             yield run, batch
-        for name, its_queue in self._ledger.runs().items():
+        for name, its_queue in self._ledger.runs(self._stage.spec.name).items():
             if its_queue == self.queue and name not in self.refused:
                 yield name, ""
 
     def _enter(self, attempt: Attempt) -> None:
         with self._changed:
             self._active.add(attempt)
-        self._session.enter(attempt)
+        self._stage.enter(attempt)
         self._heartbeat.hold(attempt.lease, attempt.stop)
         if self.draining.is_set():
             attempt.stop(DRAIN)
 
     def _leave(self, attempt: Attempt) -> None:
         self._heartbeat.drop(attempt.lease)
-        self._session.leave(attempt)
+        self._stage.leave(attempt)
         with self._changed:
             self._active.discard(attempt)
             self._changed.notify_all()
 
     def _outcome(self, attempt: Attempt) -> str:
-        where = f"{attempt.lease.run}/{attempt.lease.batch}"
-        work = GenerateBatch(
-            *(attempt, self._session, self._ledger, self._blobs, self._records, self._recovery),
-            rejection_guard=self._rejection_guard,
-            another_engine=lambda: self._another_engine(attempt.lease.run),
-        )
+        lease = attempt.lease
         try:
-            ref = work.run()
+            ref = self._stage.run(attempt, lambda: self._another_engine(lease.run))
         except StoppedError as exc:
             if isinstance(exc, HandOverError):
                 with self._changed:
-                    key = (attempt.lease.run, attempt.lease.batch)
-                    self._avoid[key] = time.monotonic() + AVOID_S
+                    self._avoid[lease.run, lease.batch] = time.monotonic() + AVOID_S
             return self._hand_back(attempt, exc.why)
         except LeaseLostError as exc:
-            return self._lose(attempt, exc)
+            return self._on_lease_lost(attempt, exc)
         except EngineMismatchError as exc:
-            return self._refuse(attempt, exc)
+            return self._refuse_run(attempt, exc)
         except ConflictError as exc:
-            return self._bury(attempt, f"conflict: {exc}")
+            return self._kill_batch(attempt, f"conflict: {exc}")
         except Exception as exc:  # noqa: BLE001 - a fault is the batch's story, not the worker's end
             return self._fail(attempt, exc)
-        _count(attempt, "done")
+        self._count(attempt, "done")
         log.info(
             "batch done: run=%s batch=%s object=%s counts=%s",
-            *(attempt.lease.run, attempt.lease.batch, ref.key, ref.counts),
+            lease.run,
+            lease.batch,
+            ref.key,
+            ref.counts,
         )
-        if self.settings.rows_at_once:
-            log.info(
-                "rows: %s", tokenize_hinted(self._blobs, attempt.lease.run, attempt.lease.batch)
-            )
-        return f"{where} done"
+        self._on_committed(lease.run, lease.batch)
+        return f"{lease.run}/{lease.batch} done"
 
     def _hand_back(self, attempt: Attempt, why: str) -> str:
         """Flush what is finished, then release: the next attempt starts from it."""
         if why == UNKNOWN:
-            _count(attempt, "held")
+            self._count(attempt, "held")
             self._hold(attempt)
             return f"{attempt.lease.run}/{attempt.lease.batch} held: the ledger was wiped"
         if why == SICK:
-            why = self._session.sick or "its engine was sick"
+            why = self._stage.sick or "its engine was sick"
         # A worker that goes on has time for it, however long Redis refuses what is finished.
-        while not self._session.keeping.flush(attempt, FLUSH_S):
-            if self.draining.is_set() or self._session.keeping.full:
+        while not self._stage.flush(attempt, FLUSH_S):
+            if self.draining.is_set() or self._stage.store_full:
                 log.warning(
                     "handed back before all finished work was kept: run=%s batch=%s",
-                    *(attempt.lease.run, attempt.lease.batch),
+                    attempt.lease.run,
+                    attempt.lease.batch,
                 )
                 break
         reason = f"worker {self._worker} handed it back ({why})"
-        self._tell(attempt, lambda: self._ledger.release(attempt.lease, reason))
-        _count(attempt, "handed_back")
+        self._try_ledger(attempt, lambda: self._ledger.release(attempt.lease, reason))
+        self._count(attempt, "handed_back")
         log.info(
             "batch handed back: run=%s batch=%s why=%s",
-            *(attempt.lease.run, attempt.lease.batch, why),
+            attempt.lease.run,
+            attempt.lease.batch,
+            why,
         )
         return f"{attempt.lease.run}/{attempt.lease.batch} handed back ({why})"
 
-    def _refuse(self, attempt: Attempt, exc: EngineMismatchError) -> str:
+    def _refuse_run(self, attempt: Attempt, exc: EngineMismatchError) -> str:
         """Leave this run to others, for as long as this worker has this engine."""
         log.error("run refused: run=%s: %s", attempt.lease.run, exc)
-        self._session.note_error(f"run {attempt.lease.run} refused: {exc}")
+        self._stage.note_error(f"run {attempt.lease.run} refused: {exc}")
         self.refused[attempt.lease.run] = str(exc)
-        self._tell(attempt, lambda: self._ledger.release(attempt.lease, str(exc)))
-        _count(attempt, "refused")
+        self._try_ledger(attempt, lambda: self._ledger.release(attempt.lease, str(exc)))
+        self._count(attempt, "refused")
         return f"{attempt.lease.run}/{attempt.lease.batch} refused: another engine is needed"
 
-    def _lose(self, attempt: Attempt, exc: LeaseLostError) -> str:
+    def _on_lease_lost(self, attempt: Attempt, exc: LeaseLostError) -> str:
         """Another worker has the batch; or nobody, since the ledger was wiped."""
         where = f"{attempt.lease.run}/{attempt.lease.batch}"
-        _count(attempt, "lost")
+        self._count(attempt, "lost")
         metrics.LEASE_LOST.add(run=attempt.lease.run)
         log.warning(
             "lease lost: run=%s batch=%s fence=%s: %s",
-            *(attempt.lease.run, attempt.lease.batch, attempt.lease.fence, exc),
+            attempt.lease.run,
+            attempt.lease.batch,
+            attempt.lease.fence,
+            exc,
         )
         with contextlib.suppress(LedgerError):
-            if self._ledger.state(attempt.lease.run) == UNKNOWN:
+            if self._ledger.state(attempt.lease.run, attempt.lease.stage) == UNKNOWN:
                 self._hold(attempt)
         return f"{where} lost its lease"
 
     def _hold(self, attempt: Attempt) -> None:
-        held = self._recovery.hold(attempt)
+        held = self._stage.hold(attempt)
         log.error(
             "the ledger does not know the run any more: run=%s batch=%s entries=%d are held in "
             "memory. `dflashq reconcile %s` makes it known again",
-            *(attempt.lease.run, attempt.lease.batch, held, attempt.lease.run),
+            attempt.lease.run,
+            attempt.lease.batch,
+            held,
+            attempt.lease.run,
         )
 
-    def _bury(self, attempt: Attempt, reason: str) -> str:
-        _count(attempt, "dead")
+    def _kill_batch(self, attempt: Attempt, reason: str) -> str:
+        self._count(attempt, "dead")
         log.error("batch dead: run=%s batch=%s: %s", attempt.lease.run, attempt.lease.batch, reason)
-        self._session.note_error(f"{attempt.lease.run}/{attempt.lease.batch} dead: {reason}")
-        self._tell(attempt, lambda: self._ledger.kill(attempt.lease, reason))
+        self._stage.note_error(f"{attempt.lease.run}/{attempt.lease.batch} dead: {reason}")
+        self._try_ledger(attempt, lambda: self._ledger.kill(attempt.lease, reason))
         return f"{attempt.lease.run}/{attempt.lease.batch} is dead: {reason}"
 
     def _fail(self, attempt: Attempt, exc: Exception) -> str:
         known = isinstance(exc, DflashqError)
         reason = str(exc) if known else f"{type(exc).__name__}: {exc}"
         where = f"{attempt.lease.run}/{attempt.lease.batch}"
-        _count(attempt, "failed")
-        self._session.note_error(f"{where} failed: {reason}")
+        self._count(attempt, "failed")
+        self._stage.note_error(f"{where} failed: {reason}")
         log.error(
             "attempt failed: run=%s batch=%s attempt=%d: %s",
-            *(attempt.lease.run, attempt.lease.batch, attempt.number, reason),
+            attempt.lease.run,
+            attempt.lease.batch,
+            attempt.number,
+            reason,
             exc_info=None if known else exc,
         )
-        self._session.keeping.flush(attempt, FLUSH_S)
+        self._stage.flush(attempt, FLUSH_S)
         # A full disk, no memory or no descriptors are this machine's: they spend no attempt.
         of_machine = isinstance(exc, (OSError, MemoryError))
         end = self._ledger.release if of_machine else self._ledger.fail
-        self._tell(attempt, lambda: end(attempt.lease, reason))
+        self._try_ledger(attempt, lambda: end(attempt.lease, reason))
         return f"{where} failed: {reason}"
 
     @staticmethod
-    def _tell(attempt: Attempt, call: Callable[[], object]) -> None:
+    def _try_ledger(attempt: Attempt, call: Callable[[], object]) -> None:
         try:
             call()
         except LedgerError as exc:
             log.warning(
                 "the ledger did not hear of it, the lease will run out: run=%s batch=%s: %s",
-                *(attempt.lease.run, attempt.lease.batch, exc),
+                attempt.lease.run,
+                attempt.lease.batch,
+                exc,
             )
 
-
-def _count(attempt: Attempt, outcome: str) -> None:
-    metrics.ATTEMPTS.add(run=attempt.lease.run, outcome=outcome)
+    def _count(self, attempt: Attempt, outcome: str) -> None:
+        run, spec = attempt.lease.run, self._stage.spec
+        if spec.upstream is None:
+            metrics.ATTEMPTS.add(run=run, outcome=outcome)
+        else:
+            metrics.STAGE_ATTEMPTS.add(stage=spec.name, run=run, outcome=outcome)

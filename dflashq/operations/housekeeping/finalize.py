@@ -31,7 +31,7 @@ def _close(ledger: Ledger, blobs: Blobs, run: str, closed: dict[str, tuple[int, 
         return False
     done, named = _done(ledger, run), _named(blobs, run)
     if named != done:
-        if not ledger.closing_lock(run):
+        if not ledger.finalize_lock(run):
             return False
         try:
             if not named.items() <= done.items():
@@ -41,7 +41,7 @@ def _close(ledger: Ledger, blobs: Blobs, run: str, closed: dict[str, tuple[int, 
             if _done(ledger, run) != done:  # a reconcile took one back meanwhile
                 withdraw_manifest(blobs, run)
         finally:
-            ledger.closed(run)
+            ledger.release_finalize_lock(run)
     closed[run] = seen
     return named != done
 

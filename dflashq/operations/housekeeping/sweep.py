@@ -1,4 +1,6 @@
-"""Housekeeping: expired leases go back, and there are as many hints as pending batches."""
+"""The sweep: expired leases go back, each stage gets what its upstream committed, and there are as
+many hints as pending batches.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from dataclasses import dataclass, field
 
 from dflashq.core.errors import LedgerError
 from dflashq.core.json_logging import level_of
+from dflashq.core.stage_spec import GENERATE, STAGES, StageSpec
 from dflashq.ledger import Hints, Ledger
 from dflashq.operations.runs.hinting import hint_pending, publish_hints
 
@@ -35,7 +38,7 @@ class Sweeper:
         self._connected_since: float | None = None
 
     def sweep(self, lock_s: float) -> SweepResult | None:
-        """One sweep of all runs, or None when another process does it or the ledger is away."""
+        """One sweep of every stage of every run; None when another process sweeps or Redis is away."""
         try:
             if not self._ledger.sweep_lock(lock_s):
                 self._seen()
@@ -64,21 +67,24 @@ class Sweeper:
         return self._ledger.outage.served_s >= self._ttl_s
 
     def _sweep(self) -> SweepResult:
-        runs = self._ledger.runs()
-        swept = SweepResult(hinted=0)
-        if self._may_expire():
+        stages = {spec: self._ledger.runs(spec.name) for spec in STAGES.values()}
+        swept = SweepResult()
+        may_expire = self._may_expire()
+        for spec, runs in stages.items():
             for run, queue in sorted(runs.items()):
-                self._expire(run, queue, swept)
-        hinted = sum(
-            hint_pending(self._ledger, self._hints, queue) for queue in sorted(set(runs.values()))
-        )
+                self._ledger.add_ready(run, spec)
+                if may_expire:
+                    self._expire(spec, run, queue, swept)
+        queues = {queue for runs in stages.values() for queue in runs.values()}
+        hinted = sum(hint_pending(self._ledger, self._hints, queue) for queue in sorted(queues))
         return SweepResult(swept.expired, swept.dead, hinted)
 
-    def _expire(self, run: str, queue: str, swept: SweepResult) -> None:
-        outcomes = self._ledger.expire(run)
+    def _expire(self, spec: StageSpec, run: str, queue: str, swept: SweepResult) -> None:
+        outcomes = self._ledger.expire(run, spec.name)
+        where = f"{run}/" if spec is GENERATE else f"{run}/{spec.name}/"
         back = [batch for batch, outcome in outcomes if outcome == "pending"]
-        swept.expired.extend(f"{run}/{batch}" for batch in back)
-        swept.dead.extend(f"{run}/{b}" for b, outcome in outcomes if outcome == "dead")
-        if back and self._ledger.state(run) == "active":
+        swept.expired.extend(where + batch for batch in back)
+        swept.dead.extend(where + batch for batch, outcome in outcomes if outcome == "dead")
+        if back and self._ledger.state(run, spec.name) == "active":
             # Recovered work overtakes what nobody has begun.
-            publish_hints(self._hints, queue, run, back, urgent=True)
+            publish_hints(self._hints, queue, run, back, spec=spec, urgent=True)

@@ -6,7 +6,7 @@ One place for the command line and for a web page; nothing here reads a clock or
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dflashq.core.estimates.rate import eta_s
@@ -23,7 +23,8 @@ class RunView:
 
     `settled` prompts have their verdict on S3; `rejects` maps reason to prompts, most first.
     `working` counts its live workers; `age_s` since it was enqueued;
-    `left_s` is None when it cannot be told; `condition` is a value of `Condition`.
+    `left_s` is None when it cannot be told; `condition` is a value of `Condition`. `stages` has,
+    for each stage behind generate that was asked for, its batches by state.
     """
 
     name: str
@@ -52,6 +53,7 @@ class RunView:
     waits_for: str = ""
     sentence: str = ""
     condition: str = ""
+    stages: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,6 +108,7 @@ def run_view(
         waits_for=status.waits_for,
         sentence=now.sentence,
         condition=now.condition.value,
+        stages={name: stage.counts() for name, stage in status.stages.items()},
     )
 
 

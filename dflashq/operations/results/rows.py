@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import keys
-from dflashq.ledger import Hints
+from dflashq.core.stage_spec import GENERATE, ROWS
+from dflashq.ledger import Hints, Ledger
 from dflashq.operations.results.samples import CommittedRun, snapshot
-from dflashq.stages.rows import tokenize
+from dflashq.stages.request import request_stage
+from dflashq.stages.rows.rows_object import write_rows
 
 
 @dataclass(slots=True)
@@ -27,36 +29,53 @@ class RowsResult:
 def make_rows(blobs: Blobs, run: str, progress: Callable[[int, int], None]) -> RowsResult:
     """Write the rows of every committed batch that lacks them. Blocks; safe to repeat and race.
 
-    UnknownRunError for an unknown run, ConflictError when rows are there that are another commit's.
+    It needs S3 alone, and whoever called sees what became of it: the ledger is not asked. A worker
+    that gets such a batch adopts its rows. UnknownRunError for an unknown run, ConflictError when
+    rows are there that are another commit's.
     """
-    shot = snapshot(blobs, run)
-    made = RowsResult(run, uncommitted=list(shot.missing))
-    names = _committed(shot)
+    committed = snapshot(blobs, run)
+    result = RowsResult(run, uncommitted=list(committed.missing))
+    names = _committed_names(committed)
     for number, name in enumerate(names, 1):
-        done = tokenize(blobs, run, name)
-        if done is not None:
-            made.written += done.written
-            made.there += not done.written
-            made.rows += done.rows
+        rows = write_rows(blobs, run, name)
+        if rows is not None:
+            result.written += rows.written
+            result.there += not rows.written
+            result.rows += rows.rows
         progress(number, len(names))
-    return made
+    return result
 
 
-def hint_rows(blobs: Blobs, hints: Hints, run: str) -> RowsResult:
-    """Hint the batches that lack rows to the workers of the queue `rows`. Safe to repeat."""
-    shot = snapshot(blobs, run)
-    there = set(blobs.list(keys.rows_prefix(run)))
-    names = _committed(shot)
-    lacking = [name for name in names if keys.rows_object(run, name) not in there]
-    hints.publish(keys.ROWS_QUEUE, run, lacking, task=keys.TOKENIZE_TASK)
+def hint_rows(ledger: Ledger, blobs: Blobs, hints: Hints, run: str) -> RowsResult:
+    """Ask workers started with --rows for the rows of a run. Blocks; safe to repeat.
+
+    From now on the sweep adds what is committed later and hints again what was lost. What S3 holds
+    counts: a batch whose rows are gone, or that is dead, is done again. UnknownRunError for an
+    unknown run.
+    """
+    committed = snapshot(blobs, run)
+    objects = set(blobs.list(keys.rows_prefix(run)))
+    names = _committed_names(committed)
+    lacking = [name for name in names if keys.rows_object(run, name) not in objects]
+    request_stage(ledger, blobs, run, ROWS)
+    done = ledger.done(run, ROWS.name)
+    for name in done.keys() & set(lacking):
+        ledger.forget(run, name, done[name], done[name].counts, ROWS.name)
+    if names:
+        ledger.revive(run, "its rows were asked for again", names, ROWS.name)
+    ledger.add(run, names, ROWS.name)
+    hints.publish(ROWS.queue, run, lacking, spec=ROWS)
     return RowsResult(
-        run, there=len(names) - len(lacking), hinted=lacking, uncommitted=list(shot.missing)
+        run,
+        there=len(names) - len(lacking),
+        hinted=lacking,
+        uncommitted=list(committed.missing),
     )
 
 
-def _committed(shot: CommittedRun) -> list[str]:
+def _committed_names(committed: CommittedRun) -> list[str]:
     return [
-        ref.key.rpartition("/")[2].removesuffix(".jsonl.zst")
-        for batch in shot.batches
+        ref.key.rpartition("/")[2].removesuffix(GENERATE.suffix)
+        for batch in committed.batches
         for ref in batch.refs
     ]

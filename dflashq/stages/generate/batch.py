@@ -58,31 +58,33 @@ class GenerateBatch:
         not answer for the run, any other error when the attempt failed.
         """
         attempt, lease = self._attempt, self._attempt.lease
-        record = attempt.patiently(lambda: self._records.run(lease.run), "reading run.json")
-        batch, superseded = attempt.patiently(
+        record = attempt.retry_until_stopped(
+            lambda: self._records.run(lease.run), "reading run.json"
+        )
+        batch, superseded = attempt.retry_until_stopped(
             lambda: self._records.batch(record, lease.batch), "reading the batch's record"
         )
-        prompts = attempt.patiently(
+        prompts = attempt.retry_until_stopped(
             lambda: runs.read_prompts(self._blobs, batch), "reading the prompts"
         )
         committer = Committer(self._ledger, self._blobs, attempt, record.fingerprint, superseded)
-        if attempt.patiently(
+        if attempt.retry_until_stopped(
             lambda: commits.committed(self._blobs, lease.run, lease.batch), "looking for a commit"
         ):
             return committer.adopt({prompt.index for prompt in prompts})
-        attempt.patiently(
+        attempt.retry_until_stopped(
             lambda: self._records.check_truth(lease.run, self._session.engine_record()),
             "comparing the engine with the run's",
         )
-        attempt.patiently(
+        attempt.retry_until_stopped(
             lambda: self._rejection_guard.begin(lease.run, record.spec.guard),
             "reading the tolerance",
         )
-        if again := attempt.patiently(
+        if again := attempt.retry_until_stopped(
             lambda: self._recovery.keep_again(self._ledger, lease), "keeping salvaged work again"
         ):
             log.info("kept again: run=%s batch=%s entries=%d", lease.run, lease.batch, again)
-        kept = attempt.patiently(lambda: self._ledger.kept(lease), "reading kept work")
+        kept = attempt.retry_until_stopped(lambda: self._ledger.kept(lease), "reading kept work")
         attempt.entries.update(kept.entries)
         settled = self._settle(record, prompts, kept)
         attempt.settled = True
@@ -124,7 +126,7 @@ class GenerateBatch:
             attempt.check()
             raise EngineError("the generations of this attempt were cancelled from outside")
         for engine_id, engine in session.engine_records.items():
-            attempt.patiently(
+            attempt.retry_until_stopped(
                 lambda i=engine_id, e=engine: self._records.engine(record.name, i, e),  # type: ignore[misc]
                 "recording the engine",
             )

@@ -78,7 +78,7 @@ class Committer:
         """
         lease = self._attempt.lease
         rows, accepted, rejected = encoded(sorted(settled, key=lambda one: one.index), line)
-        ref = self._attempt.patiently(
+        ref = self._attempt.retry_until_stopped(
             lambda: write_commit(
                 self._blobs,
                 lease.run,
@@ -97,7 +97,7 @@ class Committer:
     def adopt(self, indexes: set[int]) -> ObjectRef:
         """Complete with the object that is on S3 already, checked whole."""
         lease = self._attempt.lease
-        found: Commit = self._attempt.patiently(
+        found: Commit = self._attempt.retry_until_stopped(
             lambda: read_commit(self._blobs, lease.run, lease.batch, self._fingerprint, indexes),
             "reading the committed object",
         )
@@ -106,7 +106,7 @@ class Committer:
 
     def _complete(self, ref: ObjectRef) -> ObjectRef:
         added = counters(ref, self._superseded)
-        self._attempt.patiently(
+        self._attempt.retry_until_stopped(
             lambda: self._ledger.complete(self._attempt.lease, ref, added), "completing"
         )
         return ref

@@ -11,8 +11,8 @@ import pytest
 from pydantic import SecretStr
 
 from dflashq.config import Settings
-from dflashq.core import keys
 from dflashq.core.errors import LedgerUnreachableError
+from dflashq.core.stage_spec import GENERATE
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.ledger import Hints
 from dflashq.ledger.connection import broker_options
@@ -55,7 +55,7 @@ def test_hints_are_counted_and_urgent_ones_overtake(settings: Settings) -> None:
 
     messages = _receive(settings, QUEUE)
     assert _named(messages) == [["run", B3], ["run", B1], ["run", B2]]
-    assert {message.headers["task"] for message in messages} == {keys.GENERATE_TASK}
+    assert {message.headers["task"] for message in messages} == {GENERATE.task}
     assert hints.waiting(QUEUE) == 0
     assert hints.waiting("generate.other") == 1
 

@@ -106,11 +106,11 @@ def test_whatever_goes_wrong_at_the_admission_gives_the_slot_back(stations: Any)
     def broken(lease: Lease) -> bool:
         raise RuntimeError(lease.batch)
 
-    session.proven = broken
+    session.is_lease_current = broken
     with pytest.raises(RuntimeError, match="batch-000000"):
         session.loop.run(session.admit(attempt, alone=True))
     assert session.gate.in_flight == 0
-    session.proven = lambda lease: True
+    session.is_lease_current = lambda lease: True
     session.loop.run(session.admit(attempt))
     assert session.gate.in_flight == 1
     session.gate.leave()

@@ -12,7 +12,8 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.ledger import LeaseHeartbeat, Ledger
 from dflashq.stages.generate.batch import GenerateBatch
-from dflashq.stages.runner import Generator
+from dflashq.stages.generate.stage import GenerateStage
+from dflashq.stages.runner import StageRunner
 from tests.support.ledger_fixture import B1, LedgerFixture
 
 
@@ -44,10 +45,9 @@ def handle(
         note_error=nothing,
     )
     heartbeat = LeaseHeartbeat(ledger, 30.0)
-    generator = Generator(
-        bench.settings, "w1", session, ledger, Blobs(bench.settings), heartbeat, "h:1:a"
-    )
-    return generator.handle(bench.run, B1)
+    stage = GenerateStage(session, ledger, Blobs(bench.settings))
+    runner = StageRunner(stage, bench.settings, "w1", ledger, heartbeat, queue="q", boot="h:1:a")
+    return runner.process_hint(bench.run, B1)
 
 
 @pytest.mark.parametrize("begin", [False, True], ids=["before-begin", "after-begin"])

@@ -1,4 +1,4 @@
-"""The tokenize stage: the training rows of a committed batch, as Parquet beside it."""
+"""The rows object: the training rows of a committed batch, as Parquet beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dflashq.blobs import commits, runs
 from dflashq.blobs.s3 import Blobs
 from dflashq.core import codec, keys
-from dflashq.core.errors import ConflictError, DflashqError
+from dflashq.core.errors import ConflictError
 from dflashq.core.model import ObjectRef
 from dflashq.core.training_data import parquet
 from dflashq.core.training_data.rows import rows_of
@@ -20,14 +20,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RowsObject:
-    """What became of one batch: its rows object, and whether this call wrote it."""
+    """The rows of one batch: the reference of their object, and whether this call wrote it."""
 
-    key: str
-    rows: int
+    ref: ObjectRef
     written: bool
 
+    @property
+    def rows(self) -> int:
+        """How many rows the object holds."""
+        return self.ref.counts["rows"]
 
-def tokenize(blobs: Blobs, run: str, batch: str) -> RowsObject | None:
+
+def write_rows(blobs: Blobs, run: str, batch: str) -> RowsObject | None:
     """Put the rows of a committed batch if absent; None when the batch is not committed yet.
 
     Rows are whole: length is a matter of the export. Blocks on S3; safe to repeat and to race.
@@ -39,8 +43,8 @@ def tokenize(blobs: Blobs, run: str, batch: str) -> RowsObject | None:
         log.info("no rows yet: run=%s batch=%s is not committed", run, batch)
         return None
     key = keys.rows_object(run, batch)
-    if (there := blobs.head(key)) is not None:
-        return _same(key, there, ref)
+    if (metadata := blobs.head(key)) is not None:
+        return _existing(key, metadata, ref)
     rows = _Rows(blobs, ref)
     body = parquet.parquet(rows, parquet.ROW_COLUMNS)
     metadata = {
@@ -48,24 +52,10 @@ def tokenize(blobs: Blobs, run: str, batch: str) -> RowsObject | None:
         "completions-sha256": ref.sha256,
         "rows": str(rows.number),
     }
-    written = blobs.put_absent(key, body, metadata)
-    if not written:
-        return _same(key, blobs.head(key) or {}, ref)
+    if not blobs.put_absent(key, body, metadata):
+        return _existing(key, blobs.head(key) or {}, ref)
     log.info("rows written: run=%s batch=%s rows=%d", run, batch, rows.number)
-    return RowsObject(key, rows.number, True)
-
-
-def tokenize_hinted(blobs: Blobs, run: str, batch: str) -> str:
-    """The same for a hint: what became of it, for the log. A failure is told, never raised.
-
-    `dflashq rows RUN --hint` hints again what has no rows.
-    """
-    try:
-        done = tokenize(blobs, run, batch)
-    except DflashqError as exc:
-        log.error("no rows: run=%s batch=%s: %s", run, batch, exc)
-        return f"{run}/{batch} failed: {exc}"
-    return f"{run}/{batch} is not committed" if done is None else f"{done.key}: {done.rows} rows"
+    return RowsObject(_reference(key, metadata, ref), written=True)
 
 
 class _Rows:
@@ -81,11 +71,17 @@ class _Rows:
                 yield row.to_json()
 
 
-def _same(key: str, metadata: dict[str, str], ref: ObjectRef) -> RowsObject:
+def _existing(key: str, metadata: dict[str, str], ref: ObjectRef) -> RowsObject:
     """The rows that are there already; ConflictError when they are of another commit."""
     if metadata.get("completions-sha256") != ref.sha256:
         raise ConflictError(
             f"{key} was made from another completions object than {ref.key}, which has sha256 "
             f"{ref.sha256[:12]}…. Nothing was overwritten: delete the rows object to make it anew."
         )
-    return RowsObject(key, int(metadata["rows"]), False)
+    return RowsObject(_reference(key, metadata, ref), written=False)
+
+
+def _reference(key: str, metadata: dict[str, str], ref: ObjectRef) -> ObjectRef:
+    """The reference of rows made from the commit `ref`."""
+    counts = {"rows": int(metadata["rows"])}
+    return ObjectRef(key, metadata["sha256"], ref.fingerprint, counts)
