@@ -104,14 +104,6 @@ ATTEMPTS = _worker(
         ("run", "outcome"),
     )
 )
-STAGE_ATTEMPTS = _worker(
-    Counter(
-        "dflashq_stage_attempts_total",
-        "attempts",
-        "Attempts in a stage behind generate (rows) that ended, by outcome as above.",
-        ("stage", "run", "outcome"),
-    )
-)
 LEASE_LOST = _worker(
     Counter("dflashq_lease_lost_total", "leases", "Leases that another worker took.", ("run",))
 )

@@ -118,9 +118,10 @@ def _stages(client: Any, run: str) -> dict[str, StageStatus]:
 
 
 def unknown_to(client: Any, run: str, stage: str, upstream: str) -> list[str]:
-    """Batches that `upstream` has done and `stage` may not know; none when it knows as many.
+    """Batches that `upstream` has done and `stage` may not know; none when it has as many.
 
-    The names are read only where the counts differ: a sweep asks every few seconds.
+    The names are read only where the counts differ, since a sweep asks every few seconds. Equal
+    counts of different batches, after a ledger was lost, differ again at the next commit.
     """
     pipe = client.pipeline()
     pipe.hlen(keys.ledger_key(run, "done", upstream))
@@ -129,7 +130,7 @@ def unknown_to(client: Any, run: str, stage: str, upstream: str) -> list[str]:
     pipe.hlen(keys.ledger_key(run, "done", stage))
     pipe.hlen(keys.ledger_key(run, "dead", stage))
     ready, *known = pipe.execute()
-    if ready <= sum(known):
+    if ready == sum(known):
         return []
     return [name.decode() for name in client.hkeys(keys.ledger_key(run, "done", upstream))]
 

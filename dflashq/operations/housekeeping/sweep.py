@@ -38,7 +38,7 @@ class Sweeper:
         self._connected_since: float | None = None
 
     def sweep(self, lock_s: float) -> SweepResult | None:
-        """One sweep of every stage of every run; None when another process sweeps or Redis is away."""
+        """One sweep of every stage; None when another process sweeps or Redis is away."""
         try:
             if not self._ledger.sweep_lock(lock_s):
                 self._seen()
