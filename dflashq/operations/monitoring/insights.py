@@ -23,9 +23,8 @@ class RunView:
 
     `settled` prompts have their verdict on S3; `rejects` maps reason to prompts, most first.
     `working` counts its live workers; `age_s` since it was enqueued;
-    `left_s` is None when it cannot be told; `condition` is a value of `Condition`. `stages` counts,
-    by stage behind generate that was asked for, its batches by state; `waiting` ones are not
-    committed by its upstream yet.
+    `left_s` is None when it cannot be told; `condition` is a value of `Condition`. `stages` has,
+    for each stage behind generate that was asked for, its batches by state.
     """
 
     name: str
@@ -109,23 +108,8 @@ def run_view(
         waits_for=status.waits_for,
         sentence=now.sentence,
         condition=now.condition.value,
-        stages=_stages(status),
+        stages={name: stage.counts() for name, stage in status.stages.items()},
     )
-
-
-def _stages(status: RunStatus) -> dict[str, dict[str, int]]:
-    """The batches of each stage behind generate, by state."""
-    total = max(status.known, status.batches)
-    return {
-        name: {
-            "pending": stage.pending,
-            "leased": stage.leased,
-            "done": stage.done,
-            "dead": len(stage.dead),
-            "waiting": max(0, total - stage.known),
-        }
-        for name, stage in sorted(status.stages.items())
-    }
 
 
 def _rejects(counters: Mapping[str, int]) -> dict[str, int]:

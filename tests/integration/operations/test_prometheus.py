@@ -53,7 +53,7 @@ def fake_runtime(**gate: Any) -> WorkerRuntime:
                 keeping=SimpleNamespace(full=False),
                 sick="",
             ),
-            generator=SimpleNamespace(active=lambda: [attempt, attempt], taken=7),
+            generator=SimpleNamespace(active=lambda: [attempt, attempt], hints_taken=7),
             heartbeat=SimpleNamespace(held=list, last_answer=0.0),
             engine_url="",
             engine_restarts=4,
