@@ -36,9 +36,8 @@ class RunDetails:
             for name, why in sorted(self.status.dead.items())
         ]
         row = self.view.to_json() | {"leased_batches": leased, "dead_batches": dead}
-        row["dead_in_stages"] = {
-            name: stage.dead for name, stage in sorted(self.status.stages.items()) if stage.dead
-        }
+        dead_in_stages = {name: stage.dead for name, stage in self.status.stages.items()}
+        row |= {"dead_batches_in_stages": dead_in_stages}
         return row | {"workers": [asdict(w) for w in self.workers]}
 
     def measured(self, per_s: float) -> Self:
@@ -116,10 +115,10 @@ def run_lines(details: RunDetails) -> list[str]:
         ("rejected", _rejected(v)),
         ("tokens", f"{v.output_tokens:,}"),
         ("kept", f"{v.kept_bytes / MIB:,.1f} MiB of unfinished batches"),
+        *((stage, _stage_counts(counts)) for stage, counts in v.stages.items()),
     ]
-    rows += [(name, _stage_counts(counts)) for name, counts in v.stages.items()]
     lines = [f"{name:<9} {text}" for name, text in rows]
-    lines += _leased_lines(details.status) + _dead_lines(details) + _dead_in_stages(details.status)
+    lines += _leased_lines(details.status) + _dead_lines(details)
     return [*lines, "", *workers_lines(details.workers), "", v.sentence]
 
 
@@ -130,11 +129,9 @@ def _counts(v: RunView) -> str:
 
 
 def _stage_counts(counts: Mapping[str, int]) -> str:
-    """The batches of a stage behind generate."""
-    parts = [f"{counts['done']:,} of {sum(counts.values()):,} done"]
-    parts += [f"{counts[state]:,} {state}" for state in ("leased", "pending")]
-    parts += [f"{counts['waiting']:,} waiting"] if counts["waiting"] else []
-    return ", ".join([*parts, f"{counts['dead']:,} dead"])
+    total = sum(counts.values())
+    rest = ", ".join(f"{counts[state]:,} {state}" for state in ("leased", "pending", "dead"))
+    return f"{counts['done']:,} of {total:,} batches done, {rest}"
 
 
 def _rejected(v: RunView) -> str:
@@ -155,16 +152,9 @@ def _dead_lines(details: RunDetails) -> list[str]:
     for batch, why in sorted(details.status.dead.items())[:SHOWN]:
         lines.append(f"dead: {batch}: {why}")
         lines += [f"    {what}" for what in details.stories.get(batch, [])[-5:]]
+    for stage, counts in details.status.stages.items():
+        lines += [f"dead: {stage}: {b}: {why}" for b, why in sorted(counts.dead.items())[:SHOWN]]
     return ["", *lines, *_more(len(details.status.dead))] if lines else []
-
-
-def _dead_in_stages(status: RunStatus) -> list[str]:
-    dead = [
-        f"dead: {stage}/{batch}: {why}"
-        for stage, its in sorted(status.stages.items())
-        for batch, why in sorted(its.dead.items())
-    ]
-    return ["", *dead[:SHOWN], *_more(len(dead))] if dead else []
 
 
 def _more(count: int) -> list[str]:

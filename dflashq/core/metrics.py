@@ -104,14 +104,6 @@ ATTEMPTS = _worker(
         ("run", "outcome"),
     )
 )
-STAGE_ATTEMPTS = _worker(
-    Counter(
-        "dflashq_stage_attempts_total",
-        "attempts",
-        "Attempts in a stage behind generate (rows) that ended, by outcome as above.",
-        ("stage", "run", "outcome"),
-    )
-)
 LEASE_LOST = _worker(
     Counter("dflashq_lease_lost_total", "leases", "Leases that another worker took.", ("run",))
 )
@@ -228,8 +220,10 @@ RUN_BATCHES = _fleet(
 STAGE_BATCHES = _fleet(
     "dflashq_stage_batches",
     "batches",
-    "Batches in a stage behind generate (rows) by state: pending, leased, done, dead, waiting.",
-    *("run", "stage", "state"),
+    "Batches in a stage behind generate (rows) by state: pending, leased, done, dead.",
+    "run",
+    "stage",
+    "state",
 )
 RUN_TOKENS_PER_SECOND = _fleet(
     "dflashq_run_tokens_per_second",

@@ -85,10 +85,10 @@ class StageStatus:
     done: int
     dead: dict[str, str]
 
-    @property
-    def known(self) -> int:
-        """The batches that the stage has, in whatever state."""
-        return self.pending + self.leased + self.done + len(self.dead)
+    def counts(self) -> dict[str, int]:
+        """The number of batches by state."""
+        numbers = {"pending": self.pending, "leased": self.leased, "done": self.done}
+        return numbers | {"dead": len(self.dead)}
 
 
 @dataclass(frozen=True, slots=True)

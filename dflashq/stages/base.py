@@ -70,8 +70,8 @@ class Stage(Protocol):
         """Remember what went wrong last, for people who look at the worker."""
 
 
-class EnginelessStage:
-    """A base for stages without an engine: `run` does all there is, and keeps before it goes on."""
+class UnkeptStage:
+    """A base for stages that do a batch in one go: nothing is held, kept or admitted in parts."""
 
     def enter(self, attempt: Attempt) -> None:
         """Nothing to prepare."""
@@ -80,7 +80,7 @@ class EnginelessStage:
         """Nothing to tidy up."""
 
     def flush(self, attempt: Attempt, timeout_s: float) -> bool:
-        """True: `run` writes what it keeps at once."""
+        """True: nothing waits to be written."""
         return True
 
     def hold(self, attempt: Attempt) -> int:

@@ -388,8 +388,6 @@ class StageRunner:
             )
 
     def _count(self, attempt: Attempt, outcome: str) -> None:
-        run, spec = attempt.lease.run, self._stage.spec
-        if spec.upstream is None:
-            metrics.ATTEMPTS.add(run=run, outcome=outcome)
-        else:
-            metrics.STAGE_ATTEMPTS.add(stage=spec.name, run=run, outcome=outcome)
+        # The metric is about a run's own batches; stages behind them are counted by the ledger.
+        if self._stage.spec.upstream is None:
+            metrics.ATTEMPTS.add(run=attempt.lease.run, outcome=outcome)

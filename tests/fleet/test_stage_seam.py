@@ -1,85 +1,113 @@
-"""A third stage goes the way of the others: claimed, kept, killed, resumed, committed, shown."""
+"""A third stage, of its own folder: claimed, kept, killed, resumed, committed and shown."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from dflashq.blobs.commits import accepted_rows
 from dflashq.blobs.s3 import Blobs
-from dflashq.cli import text_views
+from dflashq.cli.root import root
 from dflashq.config import Settings
 from dflashq.core import codec, keys
-from dflashq.core.model import ObjectRef
-from dflashq.ledger.connection import connect
-from dflashq.operations.monitoring.prometheus import render
+from dflashq.core.model import RunRecord
+from dflashq.core.stage_spec import STAGES
 from dflashq.stages.request import request_stage
 from tests.support.committed_runs import CommittedRunFixture
-from tests.support.copy_stage import COPY
-from tests.support.copy_stage.stage import HOLD_AFTER, hold_key
-from tests.support.stage_workers import StageWorkerHandle, stage_worker
+from tests.support.copy_stage.stage import COPY, HOLD_FILE
+from tests.support.env import environment, variables
+from tests.support.paths import ROOT
+from tests.support.sample_rows import commit, sample
+from tests.support.wait import WAIT_S, wait_until
 
-pytestmark = pytest.mark.fleet
-APP = "tests.support.copy_stage.worker"
-FIRST, SECOND, LAST = (keys.batch_name(number) for number in range(3))
-
-
-def kept(fleet: CommittedRunFixture) -> dict[str, int]:
-    """How much is kept of each leased batch of the stage."""
-    return {b.name: b.kept for b in fleet.ledger.batch_states("r", COPY.name) if b.kept}
+RUN, BATCHES = "r", ("batch-000000", "batch-000001", "batch-000002")
 
 
-def wait_done(fleet: CommittedRunFixture, worker: StageWorkerHandle, count: int) -> None:
-    worker.wait(
-        lambda: len(fleet.ledger.done("r", COPY.name)) == count, f"{count} batches are copied"
-    )
+class CopyWorker:
+    """A worker process of the copy stage; a context manager."""
+
+    def __init__(self, settings: Settings, hold: Path, log: Path) -> None:
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "celery", "-A", "tests.support.copy_stage.app"),
+                    *("worker", "--stage", "copy", "--without-gossip", "--without-mingle"),
+                ],
+                cwd=ROOT,
+                env=environment(settings) | {HOLD_FILE: str(hold)},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> CopyWorker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def check(self) -> None:
+        assert self.process.poll() is None, self.log.read_text()
 
 
-def shown(fleet: CommittedRunFixture) -> list[str]:
-    """The line of the stage in `dflashq status r`."""
-    lines = text_views.run_lines(text_views.read_details(fleet.ledger, "r"))
-    return [line for line in lines if line.startswith("copy ")]
+def commit_and_complete(fleet: CommittedRunFixture, record: RunRecord, number: int) -> None:
+    first = 5 * number
+    indexes = range(first, min(first + 5, 12))
+    ref = commit(fleet.blobs, record, BATCHES[number], [sample(index) for index in indexes])
+    fleet.complete(ref, RUN, BATCHES[number])
 
 
-def test_a_stage_of_tests_is_killed_resumed_and_shown(
-    fast: Settings, blobs: Blobs, tmp_path: Path
+def test_a_third_stage_survives_a_kill_and_goes_on_from_what_it_kept(
+    fast: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(STAGES, COPY.name, COPY)
+    blobs = Blobs(fast)
     fleet = CommittedRunFixture(fast, blobs, tmp_path)
     record = fleet.enqueue().record
-    refs: dict[str, ObjectRef] = {}
-    for batch, first in ((FIRST, 0), (SECOND, 5)):
-        refs[batch] = fleet.commit(record, batch, range(first, first + 5))
-        fleet.complete(refs[batch], "r", batch)
-    blobs.put(hold_key("r"), b"hold")
-    assert shown(fleet) == []
-    assert request_stage(fleet.ledger, blobs, "r", COPY) == 2
-    assert shown(fleet) == ["copy      0 of 3 done, 0 leased, 2 pending, 1 waiting, 0 dead"]
+    commit_and_complete(fleet, record, 0)
+    commit_and_complete(fleet, record, 1)
+    assert request_stage(fleet.ledger, blobs, RUN, COPY) == 2
+    hold = tmp_path / "hold"
+    hold.touch()
 
-    with stage_worker(fast, tmp_path / "a.log", "--stage", "copy", "-n", "a@test", app=APP) as dead:
-        full = {FIRST: HOLD_AFTER, SECOND: HOLD_AFTER}
-        dead.wait(lambda: kept(fleet) == full, "both batches are half copied")
-        assert shown(fleet) == ["copy      0 of 3 done, 2 leased, 0 pending, 1 waiting, 0 dead"]
-        dead.kill()
-    blobs.delete(hold_key("r"))
+    with CopyWorker(fast, hold, tmp_path / "first.log") as first:
 
-    with stage_worker(fast, tmp_path / "b.log", "--stage", "copy", "-n", "b@test", app=APP) as heir:
-        wait_done(fleet, heir, 2)
-        # What its upstream commits from now on comes by itself.
-        refs[LAST] = fleet.commit(record, LAST, (10, 11))
-        fleet.complete(refs[LAST], "r", LAST)
-        wait_done(fleet, heir, 3)
-        assert heir.stop() == 0, heir.log.read_text()
+        def kept() -> bool:
+            first.check()
+            states = fleet.ledger.batch_states(RUN, COPY.name)
+            return [(row.state, row.kept) for row in states] == [("leased", 1), ("leased", 1)]
 
-    for batch, ref in refs.items():
-        blob = blobs.get(keys.stage_object("r", COPY, batch))
-        assert blob.body == b"".join(codec.encode_line(row) for row in accepted_rows(blobs, ref))
-        assert blob.metadata["resumed"] == str(full.get(batch, 0))
-    stories = [fleet.ledger.story("r", batch, COPY.name)[0]["what"] for batch in (FIRST, SECOND)]
-    assert all("worker a@test" in what and "fell silent" in what for what in stories), stories
-    assert shown(fleet) == ["copy      3 of 3 done, 0 leased, 0 pending, 0 dead"]
-    told = render(fleet.ledger).decode()
-    assert 'dflashq_stage_batches{run="r",stage="copy",state="done"} 3.0' in told
-    assert connect(fast).hget(keys.ledger_key("r", "run", COPY.name), "kept_bytes") == b"0"
-    # Generate knows nothing of it.
-    assert fleet.ledger.status("r").counters["accepted"] == 12
+        wait_until(kept, "both batches are leased, and one line of each is kept")
+        first.process.kill()
+        first.process.wait(WAIT_S)
+    assert not list(blobs.list(keys.stage_prefix(RUN, COPY)))
+
+    hold.unlink()
+    with CopyWorker(fast, hold, tmp_path / "second.log") as second:
+
+        def done(count: int) -> bool:
+            second.check()
+            return fleet.ledger.status(RUN).stages[COPY.name].done == count
+
+        wait_until(lambda: done(2), "both batches are copied")
+        commit_and_complete(fleet, record, 2)  # nobody asks for this one
+        wait_until(lambda: done(3), "what was committed later is copied too")
+        second.process.terminate()
+        assert second.process.wait(WAIT_S) == 0, second.log.read_text()
+
+    done_set = fleet.ledger.done(RUN, COPY.name)
+    assert [done_set[batch].counts["resumed"] for batch in BATCHES] == [1, 1, 0]
+    for batch in BATCHES:
+        copied = codec.decompress(blobs.get(keys.stage_object(RUN, COPY, batch)).body)
+        assert copied == codec.decompress(blobs.get(keys.completions_object(RUN, batch)).body)
+    states = fleet.ledger.batch_states(RUN, COPY.name)
+    assert [row.attempts for row in states] == [2, 2, 1]
+    assert [row.kept for row in states] == [0, 0, 0]
+    for name, value in variables(fast).items():
+        monkeypatch.setenv(name, value)
+    shown = CliRunner().invoke(root, ["status", RUN])
+    assert "copy      3 of 3 batches done, 0 leased, 0 pending, 0 dead" in shown.output

@@ -21,13 +21,12 @@ _REJECTED = "rejected_"
 class RunView:
     """One run in numbers.
 
-    Batches: `total` counts revisions too, `waiting` are those that the ledger does not have yet.
-    Prompts: `settled` ones have their verdict on S3, `rejects` maps each reason to their number,
-    most first. `working` counts the live workers that hold a batch of it. `age_s` is the time since
-    it was enqueued; `left_s` is the estimate of what is left, None when there is none. `condition`
-    is a value of `Condition`, `sentence` explains it. `stages` counts, by
-    stage behind generate that was asked for, its batches by state; of these, `waiting` ones are not
-    committed by its upstream yet.
+    Batches: `total` counts revisions too, `waiting` are those that the ledger does not have yet;
+    `stages` has, for each stage behind generate that was asked for, its batches by state. Prompts:
+    `settled` ones have their verdict on S3, `rejects` maps each reason to their number, most first.
+    `working` counts the live workers that hold a batch of it. `age_s` is the time since it was
+    enqueued; `left_s` is the estimate of what is left, None when there is none. `condition` is a
+    value of `Condition`, `sentence` explains it.
     """
 
     name: str
@@ -111,23 +110,8 @@ def run_view(
         waits_for=status.waits_for,
         sentence=condition.sentence,
         condition=condition.condition.value,
-        stages=_stages(status),
+        stages={name: stage.counts() for name, stage in status.stages.items()},
     )
-
-
-def _stages(status: RunStatus) -> dict[str, dict[str, int]]:
-    """The batches of each stage behind generate, by state."""
-    total = max(status.known, status.batches)
-    return {
-        name: {
-            "pending": stage.pending,
-            "leased": stage.leased,
-            "done": stage.done,
-            "dead": len(stage.dead),
-            "waiting": max(0, total - stage.known),
-        }
-        for name, stage in sorted(status.stages.items())
-    }
 
 
 def _rejects(counters: Mapping[str, int]) -> dict[str, int]:

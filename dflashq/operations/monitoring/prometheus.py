@@ -80,10 +80,10 @@ def _run_values(runs: list[RunView]) -> dict[Gauge, Values]:
         metrics.RUN_OUTPUT_TOKENS: {(r.name,): r.output_tokens for r in runs},
         metrics.RUN_BATCHES: {(r.name, k): n for r in runs for k, n in _batches(r).items()},
         metrics.STAGE_BATCHES: {
-            (r.name, stage, state): count
+            (r.name, stage, state): n
             for r in runs
             for stage, counts in r.stages.items()
-            for state, count in counts.items()
+            for state, n in counts.items()
         },
         metrics.RUN_TOKENS_PER_SECOND: {(r.name,): r.tokens_per_s for r in runs},
         metrics.RUN_LEFT: {(r.name,): r.left_s for r in runs if r.left_s is not None},

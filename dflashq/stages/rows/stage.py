@@ -11,11 +11,11 @@ from dflashq.core.model import ObjectRef
 from dflashq.core.stage_spec import ROWS
 from dflashq.ledger import Ledger
 from dflashq.stages.attempt import Attempt
-from dflashq.stages.base import EnginelessStage
+from dflashq.stages.base import UnkeptStage
 from dflashq.stages.rows.rows_object import RowsObject, write_rows
 
 
-class RowsStage(EnginelessStage):
+class RowsStage(UnkeptStage):
     """Rows as the runner sees them. What counts is the object, put if absent.
 
     So a worker without a ledger, of an older version, may write one too: it is adopted.

@@ -116,3 +116,10 @@ def test_a_stage_must_not_take_a_name_or_queue_of_another(
             stage_spec.register(wrong)
     stage_spec.register(ROWS)
     assert stage_spec.followers() == [ROWS]
+
+
+def test_equal_counts_of_different_batches_hide_nothing(bench: LedgerFixture) -> None:
+    """After a ledger was lost a stage may have what its upstream has not, and the reverse."""
+    bench.ledger.complete(bench.lease(B2), ref(B2), {"accepted": 1})
+    assert Sweeper(bench.ledger, Hints(bench.settings), TTL_S).sweep(1) is not None
+    assert bench.ledger.pending(bench.run, stage=STAGE) == [B1, B2]

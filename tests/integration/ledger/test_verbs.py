@@ -12,6 +12,7 @@ import redis
 from pydantic import SecretStr
 
 from dflashq.config import Settings
+from dflashq.core import keys
 from dflashq.core.errors import (
     LeaseLostError,
     LedgerError,
@@ -21,9 +22,11 @@ from dflashq.core.errors import (
     UnknownRunError,
 )
 from dflashq.core.model import Verdict
+from dflashq.core.stage_spec import ROWS
 from dflashq.embedded.redis import EmbeddedRedis
 from dflashq.ledger import Ledger, scripts
 from dflashq.ledger.kept_codec import strike_entry, verdict_entry
+from dflashq.ledger.scripts import run_keys
 from dflashq.system.ports import free_port
 from tests.integration.ledger.scenarios import SCENARIOS, Scenario
 from tests.support.ledger_fixture import B1, B2, TTL_S, LedgerFixture, boot, entries, ref
@@ -313,3 +316,41 @@ def test_workers_announce_and_retire(settings: Settings) -> None:
     assert known["gpu0@a"]["silent_s"] < 60
     ledger.retire("gpu0@a")
     assert set(ledger.workers()) == {"gpu1@a"}
+
+
+# --- stages
+
+
+def test_the_names_of_generate_are_what_they_were() -> None:
+    parts = ["run", "pending", "leased", "leases", "attempts", "done", "dead", "story", "counters"]
+    assert run_keys("r", "generate") == tuple(f"dflashq:{{r}}:{part}" for part in parts)
+    assert run_keys("r", "rows") == tuple(f"dflashq:{{r}}:rows:{part}" for part in parts)
+    assert keys.stage_runs("generate") == "dflashq:runs"
+
+
+def test_stages_of_one_run_do_not_touch_each_other(settings: Settings) -> None:
+    bench = LedgerFixture(settings).start(B1, B2)
+    ledger, run = bench.ledger, bench.run
+    first = bench.lease(B1)
+    assert ledger.add_ready(run, ROWS) == 0
+    ledger.register(run, "f" * 64, ROWS.queue, 10, 2, stage=ROWS.name)
+    assert ledger.keep(first, entries(1))
+    ledger.complete(first, ref(B1), {"accepted": 1})
+    assert [ledger.add_ready(run, ROWS), ledger.add_ready(run, ROWS)] == [1, 0]
+    before = bench.picture()
+    lease = ledger.claim(run, "", "rows@h", TTL_S, stage=ROWS.name).lease
+    assert lease is not None
+    assert (lease.batch, lease.stage) == (B1, ROWS.name)
+    assert ledger.begin(lease) == 1
+    assert ledger.keep(lease, [("x", b"1")])
+    assert ledger.kept_entries(lease) == {"x": b"1"}
+    assert ledger.renew(run, [lease], TTL_S) == ("active", [True])
+    ledger.set_state(run, "paused", "")
+    assert ledger.state(run, ROWS.name) == "active"
+    ledger.set_state(run, "active", "")
+    generates = {name: row for name, row in bench.picture().items() if ":rows:" not in name}
+    assert generates == {name: row for name, row in before.items() if ":rows:" not in name}
+    bench.raw.zadd(keys.ledger_key(run, "leased", ROWS.name), {B1: 1})
+    assert ledger.expire(run) == []
+    assert ledger.expire(run, ROWS.name) == [(B1, "pending")]
+    assert ledger.status(run).stages[ROWS.name].pending == 1

@@ -13,7 +13,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.cli.root import root
 from dflashq.config import Settings
 from dflashq.core import codec, keys
-from dflashq.core.errors import ConflictError, DflashqError, UsageError
+from dflashq.core.errors import ConflictError, DflashqError, UnknownRunError, UsageError
 from dflashq.core.model import RunRecord
 from dflashq.core.training_data.rows import rows_of
 from dflashq.operations.export.export import ExportResult, Request, export
@@ -21,6 +21,7 @@ from dflashq.operations.export.targets import open_target
 from dflashq.operations.results.rows import hint_rows, make_rows
 from dflashq.operations.results.samples import samples, snapshot
 from dflashq.operations.runs.backfill import rerun_rejected
+from dflashq.stages.rows.rows_object import write_rows
 from tests.support.committed_runs import CommittedRunFixture
 from tests.support.env import variables
 from tests.support.sample_rows import bad, commit, sample
@@ -395,3 +396,17 @@ def test_the_command_says_what_it_did(
     assert "4 batches written, 13 rows in all" in call("rows", "r")
     assert "4 batches had rows before" in call("rows", "r")
     assert answer("rows", "r", "--hint")["there"] == 4
+
+
+def test_rows_of_another_commit_are_not_overwritten(
+    fleet: CommittedRunFixture, record: RunRecord
+) -> None:
+    fleet.blobs.put(keys.rows_object("r", FIRST), b"x", {"completions-sha256": "other"})
+    with pytest.raises(ConflictError, match="another completions object"):
+        write_rows(fleet.blobs, "r", FIRST)
+    with pytest.raises(UnknownRunError, match="no run named"):
+        write_rows(fleet.blobs, "absent", FIRST)
+    assert write_rows(fleet.blobs, "r", "batch-000001.r2") is None
+    written = write_rows(fleet.blobs, "r", SECOND)
+    assert written is not None
+    assert (written.ref.key, written.rows) == (keys.rows_object("r", SECOND), 3)

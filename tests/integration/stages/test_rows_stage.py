@@ -1,76 +1,93 @@
-"""Rows under a lease: written, adopted, refused; each story is in the ledger."""
+"""Rows as a leased stage: written, adopted, dead with a reason, asked for again."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dflashq.cli import text_views
+from dflashq.blobs.s3 import Blobs
+from dflashq.config import Settings
 from dflashq.core import keys
-from dflashq.core.errors import UnknownRunError
-from dflashq.core.model import RunRecord
 from dflashq.core.stage_spec import ROWS
 from dflashq.ledger import LeaseHeartbeat
-from dflashq.operations.results.rows import hint_rows
+from dflashq.operations.results.rows import hint_rows, make_rows
+from dflashq.stages.rows.at_once import RowsAtOnce
 from dflashq.stages.rows.stage import RowsStage
 from dflashq.stages.runner import StageRunner
 from tests.support.committed_runs import CommittedRunFixture
 from tests.support.sample_rows import commit, sample
 
-FIRST, SECOND, LAST = (keys.batch_name(number) for number in range(3))
+FIRST, SECOND = "batch-000000", "batch-000001"
 
 
 @pytest.fixture
-def runner(fleet: CommittedRunFixture, record: RunRecord) -> StageRunner:
-    commit(fleet.blobs, record, FIRST, [sample(n) for n in range(5)])
-    commit(fleet.blobs, record, SECOND, [sample(n) for n in range(5, 8)])
-    settings = fleet.settings
-    heartbeat = LeaseHeartbeat(fleet.ledger, settings.lease_ttl_s)
-    return StageRunner(
-        RowsStage(fleet.ledger, fleet.blobs), settings, "w1", fleet.ledger, heartbeat
-    )
+def fleet(settings: Settings, blobs: Blobs, tmp_path: Path) -> CommittedRunFixture:
+    """A run with two committed batches."""
+    fleet = CommittedRunFixture(settings, blobs, tmp_path)
+    record = fleet.enqueue().record
+    for number, batch in enumerate((FIRST, SECOND)):
+        ref = commit(blobs, record, batch, [sample(5 * number + n) for n in range(5)])
+        fleet.complete(ref, "r", batch)
+    return fleet
 
 
-def test_rows_of_another_commit_are_dead_with_a_reason_until_they_are_asked_for_again(
-    fleet: CommittedRunFixture, runner: StageRunner
+def runner(fleet: CommittedRunFixture) -> StageRunner:
+    stage = RowsStage(fleet.ledger, fleet.blobs)
+    heartbeat = LeaseHeartbeat(fleet.ledger, fleet.settings.lease_ttl_s)
+    return StageRunner(stage, fleet.settings, "rows@h", fleet.ledger, heartbeat)
+
+
+def test_rows_that_are_there_are_adopted(fleet: CommittedRunFixture) -> None:
+    make_rows(fleet.blobs, "r", lambda *_: None)  # as an older worker: the ledger hears nothing
+    assert fleet.ledger.status("r").stages == {}
+    result = hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r")
+    assert (result.there, result.hinted) == (2, [])
+    for _ in range(2):
+        assert runner(fleet).process_hint("", "").endswith("done")
+    done = fleet.ledger.done("r", ROWS.name)
+    assert {batch: ref.counts for batch, ref in done.items()} == {
+        FIRST: {"rows": 5},
+        SECOND: {"rows": 5},
+    }
+    assert runner(fleet).process_hint("r", FIRST) == "nothing to do"
+
+
+def test_rows_that_cannot_be_made_are_dead_with_a_reason_until_asked_for_again(
+    fleet: CommittedRunFixture,
 ) -> None:
     key = keys.rows_object("r", FIRST)
     fleet.blobs.put(key, b"x", {"completions-sha256": "other"})
-    assert hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r").hinted == [SECOND]
-    assert "is dead: conflict" in runner.process_hint("r", FIRST)
-    assert runner.process_hint("r", SECOND) == f"r/{SECOND} done"
-    stage = fleet.ledger.status("r").stages[ROWS.name]
-    assert (stage.pending, stage.leased, stage.done) == (0, 0, 1)
-    assert "another completions object" in stage.dead[FIRST]
-    shown = "\n".join(text_views.run_lines(text_views.read_details(fleet.ledger, "r")))
-    assert "rows      1 of 3 done, 0 leased, 0 pending, 1 waiting, 1 dead" in shown
-    assert f"dead: rows/{FIRST}: conflict" in shown
-
+    hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r")
+    assert "another completions object" in runner(fleet).process_hint("r", FIRST)
+    assert "another completions object" in fleet.ledger.status("r").stages["rows"].dead[FIRST]
     fleet.blobs.delete(key)
-    assert hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r").hinted == [FIRST]
-    assert runner.process_hint("r", FIRST) == f"r/{FIRST} done"
-    assert fleet.ledger.status("r").stages[ROWS.name].dead == {}
-
-
-def test_rows_that_are_gone_from_s3_are_made_again(
-    fleet: CommittedRunFixture, runner: StageRunner
-) -> None:
-    hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r")
-    assert runner.process_hint("r", FIRST) == f"r/{FIRST} done"
-    ref = fleet.ledger.done("r", ROWS.name)[FIRST]
-    fleet.blobs.delete(ref.key)
     assert FIRST in hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r").hinted
-    assert runner.process_hint("r", FIRST) == f"r/{FIRST} done"
-    assert fleet.ledger.done("r", ROWS.name)[FIRST] == ref
-    assert fleet.blobs.head(ref.key) is not None
+    assert runner(fleet).process_hint("r", FIRST) == f"r/{FIRST} done"
+    # An object that somebody deleted is made anew when its rows are asked for.
+    fleet.blobs.delete(key)
+    assert fleet.ledger.status("r").stages["rows"].done == 1
+    assert FIRST in hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r").hinted
+    assert runner(fleet).process_hint("r", FIRST) == f"r/{FIRST} done"
 
 
-def test_what_is_not_on_s3_fails_and_the_next_is_served(
-    fleet: CommittedRunFixture, runner: StageRunner
-) -> None:
+def test_a_commit_that_is_gone_spends_an_attempt_and_is_told(fleet: CommittedRunFixture) -> None:
     hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "r")
-    fleet.ledger.add("r", [LAST], ROWS.name)
-    assert "is not on S3" in runner.process_hint("r", LAST)
-    assert "is not on S3" in fleet.ledger.story("r", LAST, ROWS.name)[-1]["what"]
-    assert runner.process_hint("r", FIRST) == f"r/{FIRST} done"
-    with pytest.raises(UnknownRunError):
-        hint_rows(fleet.ledger, fleet.blobs, fleet.hints, "absent")
+    fleet.blobs.delete(keys.completions_object("r", FIRST))
+    assert "is not on S3" in runner(fleet).process_hint("r", FIRST)
+    assert "dflashq reconcile r" in fleet.ledger.story("r", FIRST, ROWS.name)[-1]["what"]
+    assert fleet.ledger.status("r").stages["rows"].pending == 2
+
+
+def test_rows_at_once_ask_for_the_run_and_leave_the_rest_to_the_sweep(
+    fleet: CommittedRunFixture,
+) -> None:
+    settings = fleet.settings
+    heartbeat = LeaseHeartbeat(fleet.ledger, settings.lease_ttl_s)
+    at_once = RowsAtOnce(settings, "w1", fleet.ledger, fleet.blobs, heartbeat, "")
+    at_once.on_committed("r", SECOND)
+    assert set(fleet.ledger.done("r", ROWS.name)) == {SECOND}
+    assert fleet.ledger.pending("r", stage=ROWS.name) == [FIRST]
+    at_once.stop()
+    at_once.on_committed("r", FIRST)
+    assert fleet.ledger.pending("r", stage=ROWS.name) == [FIRST], "a stopped one claims nothing"

@@ -45,15 +45,8 @@ def handle(
         note_error=nothing,
     )
     heartbeat = LeaseHeartbeat(ledger, 30.0)
-    runner = StageRunner(
-        GenerateStage(session, ledger, Blobs(bench.settings)),
-        bench.settings,
-        "w1",
-        ledger,
-        heartbeat,
-        queue="q",
-        boot="h:1:a",
-    )
+    stage = GenerateStage(session, ledger, Blobs(bench.settings))
+    runner = StageRunner(stage, bench.settings, "w1", ledger, heartbeat, queue="q", boot="h:1:a")
     return runner.process_hint(bench.run, B1)
 
 

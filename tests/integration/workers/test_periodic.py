@@ -24,12 +24,12 @@ def periodic_thread(settings: Settings) -> PeriodicThread:
     generator: Any = SimpleNamespace(
         settings=settings,
         draining=threading.Event(),
-        taken=0,
+        hints_taken=0,
         active=list,
         queue="q",
         close_gate=None,
         open_gate=None,
-        reclaim=lambda: None,
+        resume_recovered=lambda: None,
         look_at_peers=lambda: None,
     )
     hints: Any = SimpleNamespace(waiting=lambda queue: 3)

@@ -1,85 +1,71 @@
-"""A worker without an engine: it writes rows from hints, heals lost ones, stops on SIGTERM."""
+"""A worker without an engine: it writes rows under leases, and stops on SIGTERM."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core import keys
 from dflashq.core.stage_spec import ROWS
-from dflashq.ledger.connection import PRIORITY_STEPS, SEPARATOR, connect
+from dflashq.ledger.connection import connect
 from dflashq.operations.results.rows import hint_rows
-from dflashq.stages.rows.rows_object import write_rows
 from tests.support.committed_runs import CommittedRunFixture
+from tests.support.env import environment
+from tests.support.paths import ROOT
 from tests.support.sample_rows import commit, sample
-from tests.support.stage_workers import stage_worker
-
-FIRST, SECOND, LAST = (keys.batch_name(number) for number in range(3))
-
-
-def committed(settings: Settings, blobs: Blobs, folder: Path) -> CommittedRunFixture:
-    """A run whose first and last batch are on S3."""
-    fleet = CommittedRunFixture(settings, blobs, folder)
-    record = fleet.enqueue().record
-    commit(blobs, record, FIRST, [sample(n) for n in range(5)])
-    commit(blobs, record, LAST, [sample(n) for n in (10, 11)])
-    return fleet
-
-
-def lose_hints(settings: Settings, queue: str) -> None:
-    """Empty a queue, as a consumer that dies with what it popped."""
-    lists = [queue + (f"{SEPARATOR}{step}" if step else "") for step in PRIORITY_STEPS]
-    assert connect(settings).delete(*lists)
+from tests.support.wait import WAIT_S, wait_until
 
 
 def test_a_rows_worker_needs_no_engine(settings: Settings, blobs: Blobs, tmp_path: Path) -> None:
-    fleet = committed(settings, blobs, tmp_path)
-    assert hint_rows(fleet.ledger, blobs, fleet.hints, "r").uncommitted == [SECOND]
-    wanted = [keys.rows_object("r", name) for name in (FIRST, LAST)]
-    with stage_worker(settings, tmp_path / "worker.log", "--rows") as worker:
-        worker.wait(
-            lambda: list(blobs.list(keys.rows_prefix("r"))) == wanted,
-            "the rows of both batches are written",
-        )
-        worker.wait(lambda: len(fleet.ledger.done("r", ROWS.name)) == 2, "both are done")
-        assert worker.stop() == 0, worker.log.read_text()
-    assert "rows@" in worker.log.read_text()
+    settings = settings.model_copy(update={"sweep_s": 0.3})
+    fleet = CommittedRunFixture(settings, blobs, tmp_path)
+    record = fleet.enqueue().record
+    older = fleet.enqueue("older").record
+    commit(blobs, record, "batch-000000", [sample(n) for n in range(5)])
+    commit(blobs, record, "batch-000002", [sample(n) for n in (10, 11)])
+    commit(blobs, older, "batch-000000", [sample(n) for n in range(5)])
+    result = hint_rows(fleet.ledger, blobs, fleet.hints, "r")
+    assert result.uncommitted == ["batch-000001"]
+    assert fleet.hints.waiting(ROWS.queue) == 2
+    # Every hint is lost, as when a worker is killed with them in its hands.
+    raw = connect(settings)
+    raw.delete(*raw.keys(f"{ROWS.queue}*"))
     assert fleet.hints.waiting(ROWS.queue) == 0
-    rows = {name: ref.counts["rows"] for name, ref in fleet.ledger.done("r", ROWS.name).items()}
-    assert rows == {FIRST: 5, LAST: 2}
+    # A command of an older version tells the ledger nothing.
+    fleet.hints.publish(ROWS.queue, "older", ["batch-000000", "batch-000001"], spec=ROWS)
+    log = tmp_path / "worker.log"
+    with log.open("wb") as out:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "workers", "worker", "--rows"],
+            cwd=ROOT,
+            env=environment(settings),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
 
+        def done(run: str) -> set[str]:
+            assert worker.poll() is None, log.read_text()
+            return set(fleet.ledger.done(run, ROWS.name))
 
-def test_lost_hints_come_again_and_rows_of_an_older_worker_are_adopted(
-    settings: Settings, blobs: Blobs, tmp_path: Path
-) -> None:
-    """Nobody has to ask again; an older worker put an object and told the ledger nothing."""
-    quick = settings.model_copy(update={"sweep_s": 0.3})
-    fleet = committed(quick, blobs, tmp_path)
-    hint_rows(fleet.ledger, blobs, fleet.hints, "r")
-    lose_hints(quick, ROWS.queue)
-    older = write_rows(blobs, "r", LAST)
-    assert older is not None
-    with stage_worker(quick, tmp_path / "worker.log", "--rows") as worker:
-        worker.wait(lambda: len(fleet.ledger.done("r", ROWS.name)) == 2, "both are done")
-        # The person asked for the rows of the run: those of a later commit come by themselves.
-        ref = commit(blobs, fleet.enqueue().record, SECOND, [sample(n) for n in range(5, 10)])
-        lease = fleet.ledger.claim("r", SECOND, "w@h", 30.0).lease
-        assert lease is not None
-        fleet.ledger.complete(lease, ref, ref.counts)
-        worker.wait(lambda: len(fleet.ledger.done("r", ROWS.name)) == 3, "all are done")
-        assert worker.stop() == 0, worker.log.read_text()
-    assert fleet.ledger.done("r", ROWS.name)[LAST] == older.ref
-    assert set(fleet.ledger.done("r")) == {SECOND}
-
-
-def test_a_hint_of_an_older_command_is_served(
-    settings: Settings, blobs: Blobs, tmp_path: Path
-) -> None:
-    """It knows no ledger of rows: the hint alone says what is wanted."""
-    fleet = committed(settings, blobs, tmp_path)
-    fleet.hints.publish(ROWS.queue, "r", [FIRST, LAST, "batch-000001"], spec=ROWS)
-    with stage_worker(settings, tmp_path / "worker.log", "--rows") as worker:
-        worker.wait(lambda: len(fleet.ledger.done("r", ROWS.name)) == 2, "both are done")
-        assert worker.stop() == 0, worker.log.read_text()
-    assert fleet.ledger.status("r").stages[ROWS.name].dead == {}
+        wait_until(
+            lambda: done("r") == {"batch-000000", "batch-000002"}, "both batches have their rows"
+        )
+        wait_until(lambda: done("older") == {"batch-000000"}, "an older command is served")
+        ref = commit(blobs, record, "batch-000001", [sample(n) for n in range(5, 10)])
+        fleet.complete(ref, "r", "batch-000001")
+        wait_until(lambda: "batch-000001" in done("r"), "what is committed later gets its rows")
+        worker.terminate()
+        assert worker.wait(WAIT_S) == 0, log.read_text()
+    finally:
+        worker.kill()
+        worker.wait()
+    names = [f"batch-00000{number}" for number in range(3)]
+    assert list(blobs.list(keys.rows_prefix("r"))) == [keys.rows_object("r", n) for n in names]
+    assert "rows@" in log.read_text()
+    status = fleet.ledger.status("r")
+    assert status.stages["rows"].counts() == {"pending": 0, "leased": 0, "done": 3, "dead": 0}
+    assert status.pending == 2, "generate is counted apart"
