@@ -25,7 +25,7 @@ class AwaitStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._settings, self._served = load(), False
 
     def start(self, parent: Any) -> None:
-        """Block until Redis takes a write on a new connection; what waiting cannot mend ends it."""
+        """Block until Redis takes a write; one that waiting cannot mend ends the worker."""
         owner = runtime.current()
         if owner is not None:
             owner.consumer_connected(False)

@@ -71,13 +71,13 @@ def up(session: Session, profile: str | None, gpus: str, stage: bool) -> None:
     name = settings.profile if profile is None else profile
     loaded = load_profile(name, settings)
     devices = visible(listed(), os.environ, gpus)
-    where = supervisor.places(loaded, devices)
+    where = supervisor.worker_places(loaded, devices)
     need = resource_needs.times(resource_needs.worker_need(settings, loaded), len(where))
     resource_needs.check(need, counted(len(where), "worker"))
     environment = dict(os.environ)
     environment.pop("DFLASHQ_GPU", None)
     with ExitStack() as held:
-        held.enter_context(supervisor.sole(settings.lock_dir))
+        held.enter_context(supervisor.single_instance(settings.lock_dir))
         if stage or settings.stage:
             place = held.enter_context(staged(Path(loaded.model.path), _echo))
             environment["DFLASHQ_MODEL_PATH"] = str(place)

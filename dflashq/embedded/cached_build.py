@@ -1,4 +1,4 @@
-"""Things that are built once into the cache: one builder at a time, never used half done."""
+"""Builds into the cache: one process builds at a time, and nothing half built is used."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from dflashq.embedded.server_process import log_tail
 from dflashq.system.file_lock import held
 
 Echo = Callable[[str], None]
-_TELL_EVERY_S = 15.0
+_ECHO_EVERY_S = 15.0
 
 
 def sole_builder(target: Path, echo: Echo) -> AbstractContextManager[None]:
-    """Hold the lock file next to `target`; blocks, and says so, while another process has it."""
+    """Hold the lock file beside `target`; blocks, after an `echo`, while another process has it."""
     waiting = f"{target.name}: another process is building it; waiting"
     return held(target.with_name(target.name + ".lock"), lambda: echo(waiting))
 
 
 def run_step(what: str, argv: Sequence[str], log_file: Path, echo: Echo, **env: str) -> None:
-    """Run one step of a build to its end, output to `log_file`, elapsed time to `echo`.
+    """Run one step of a build to its end; its output goes to `log_file`, its time to `echo`.
 
-    EmbeddedError with the end of the log when it fails. An interrupt ends the step, too.
+    `env` is added to this process's environment. Blocks. EmbeddedError with the end of the log when
+    it fails. An interrupt ends the step as well.
     """
     began = time.monotonic()
     echo(f"{what} ...")
@@ -50,6 +51,6 @@ def run_step(what: str, argv: Sequence[str], log_file: Path, echo: Echo, **env: 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:
     try:
-        return process.wait(_TELL_EVERY_S)
+        return process.wait(_ECHO_EVERY_S)
     except subprocess.TimeoutExpired:
         return None

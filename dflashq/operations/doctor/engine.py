@@ -1,4 +1,4 @@
-"""The engine's side of `doctor`: profile, engine, model folder, tokenizer, GPU."""
+"""The checks of the engine: profile, engine, model folder, tokenizer, GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dflashq.config import Settings
 from dflashq.core.errors import ConfigError, DflashqError
 from dflashq.engine.model_folder import check_model
 from dflashq.engine.profiles import Profile, load_profile
-from dflashq.operations.doctor.finding import FAILED, SKIPPED, Finding, SkippedCheck, found
+from dflashq.operations.doctor.finding import FAILED, SKIPPED, Finding, SkippedCheck, run_check
 from dflashq.system import nvidia_smi
 from dflashq.system.commands import run_tool
 
 IMPORT_TIMEOUT_S, RENDER_TIMEOUT_S = 180.0, 120.0
-# A process of its own: whoever calls operations never pays for transformers.
+# Runs in a process of its own, so that no caller of operations loads transformers.
 RENDER = (
     "import sys; from dflashq.engine.chat_renderer import ChatRenderer; "
     "ids = ChatRenderer(sys.argv[1]).render("
@@ -26,26 +26,26 @@ RENDER = (
 
 
 def engine(settings: Settings, name: str) -> Iterator[Finding]:
-    """Everything that a worker with this profile needs of the host. Blocks, up to minutes."""
+    """Check what a worker with this profile needs of the host. Blocks, up to minutes."""
     if not name:
         yield Finding("engine", SKIPPED, "no profile is set (--profile or DFLASHQ_PROFILE)")
-        yield found("gpu", lambda: _gpu(settings, None))
+        yield run_check("gpu", lambda: _gpu(settings, None))
         return
     loaded: list[Profile] = []
-    yield found("profile", lambda: _profile(settings, name, loaded))
+    yield run_check("profile", lambda: _profile(settings, name, loaded))
     if loaded:
         yield from _host(settings, loaded[0])
 
 
 def _host(settings: Settings, profile: Profile) -> Iterator[Finding]:
-    yield found("engine", lambda: _importable(profile))
-    model = found("model", lambda: check_model(Path(profile.model.path)))
+    yield run_check("engine", lambda: _importable(profile))
+    model = run_check("model", lambda: check_model(Path(profile.model.path)))
     yield model
     if model.state == FAILED:
         yield Finding("tokenizer", SKIPPED, "the model folder comes first")
     else:
-        yield found("tokenizer", lambda: _renders(profile))
-    yield found("gpu", lambda: _gpu(settings, profile))
+        yield run_check("tokenizer", lambda: _renders(profile))
+    yield run_check("gpu", lambda: _gpu(settings, profile))
 
 
 def _profile(settings: Settings, name: str, loaded: list[Profile]) -> str:
@@ -97,7 +97,7 @@ def _gpu(settings: Settings, profile: Profile | None) -> str:
 
 
 def _needs_gpu(profile: Profile) -> bool:
-    """Whether this host's GPU is asked for; of other launch kinds than sglang nobody knows."""
+    """Whether the profile needs a GPU of this host; unknown (False) for launch kinds but sglang."""
     return profile.launch.kind == "sglang" and not profile.on_cpu
 
 

@@ -1,4 +1,4 @@
-"""What one check of `doctor` finds: ok, failed or skipped, with a sentence."""
+"""The finding of one check of `doctor`: ok, failed or skipped, with a sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: `state` is ok, failed or skipped; `says` what is there or what to do."""
+    """The outcome of a check: `state` is ok, failed or skipped, `says` is a sentence on it."""
 
     name: str
     state: str
@@ -23,11 +23,11 @@ Check = Callable[[], str]
 
 
 class SkippedCheck(DflashqError):
-    """A check that does not apply here, and why."""
+    """The check does not apply here; the sentence says why."""
 
 
-def found(name: str, check: Check) -> Finding:
-    """Run one check: its sentence, or the sentence of the error it raised. Never raises one."""
+def run_check(name: str, check: Check) -> Finding:
+    """Run one check; the finding has its sentence, or that of the DflashqError that it raised."""
     try:
         return Finding(name, OK, check())
     except SkippedCheck as exc:

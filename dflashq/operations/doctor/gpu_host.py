@@ -1,4 +1,4 @@
-"""What an engine needs of its GPU host, looked at before it is started: minutes saved each time."""
+"""The checks of what an engine needs of its GPU host, before minutes are spent on its start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dflashq.embedded.cpu_engine import MODEL_RECORD
 from dflashq.engine.gpu_lock import GpuLock
 from dflashq.engine.profiles import Profile, Range, load_profile
 from dflashq.operations.doctor.engine import IMPORT_TIMEOUT_S
-from dflashq.operations.doctor.finding import Finding, SkippedCheck, found
+from dflashq.operations.doctor.finding import Finding, SkippedCheck, run_check
 from dflashq.operations.hosts import resource_needs
 from dflashq.operations.hosts.model_download import check_record
 from dflashq.system import disk, nvidia_smi, ports
@@ -36,13 +36,13 @@ BACKENDS = {
 
 
 def preflight(settings: Settings, name: str) -> Iterator[Finding]:
-    """Versions, capability, memory, topology, ports, room and hashes for a profile.
+    """Check ports, disks and, for a profile, limits, hashes, versions, GPU memory and topology.
 
-    Nothing without a profile that can be read: `doctor` tells that elsewhere. Blocks, for as long
-    as it takes to read the model once.
+    A profile that cannot be read is the finding of another check. Blocks, for as long as it takes
+    to read the model once.
     """
-    yield found("ports", _ports)
-    yield found("room", lambda: _room(settings))
+    yield run_check("ports", _ports)
+    yield run_check("room", lambda: _room(settings))
     try:
         profile = load_profile(name, settings) if name else None
     except ConfigError:
@@ -50,19 +50,19 @@ def preflight(settings: Settings, name: str) -> Iterator[Finding]:
     if profile is None:
         return
     need = resource_needs.worker_need(settings, profile)
-    yield found("limits", lambda: resource_needs.check(need, "a worker with this profile"))
-    yield found("model hashes", lambda: _hashes(Path(profile.model.path)))
+    yield run_check("limits", lambda: resource_needs.check(need, "a worker with this profile"))
+    yield run_check("model hashes", lambda: _hashes(Path(profile.model.path)))
     if profile.launch.kind == "sglang" and not profile.on_cpu:
         yield from _gpu_host(settings, profile)
 
 
 def _gpu_host(settings: Settings, profile: Profile) -> Iterator[Finding]:
-    yield found("driver", lambda: _driver(profile))
-    yield found("toolkit", lambda: _toolkit(profile))
-    yield found("attention backend", lambda: _backend(settings, profile))
-    yield found("gpu memory", lambda: _memory(settings, profile))
-    yield found("gpu processes", lambda: _processes(settings))
-    yield found("topology", _topology)
+    yield run_check("driver", lambda: _driver(profile))
+    yield run_check("toolkit", lambda: _toolkit(profile))
+    yield run_check("attention backend", lambda: _backend(settings, profile))
+    yield run_check("gpu memory", lambda: _memory(settings, profile))
+    yield run_check("gpu processes", lambda: _processes(settings))
+    yield run_check("topology", _topology)
 
 
 def _ports() -> str:
@@ -90,24 +90,25 @@ def _torch_cuda(profile: Profile) -> tuple[int, ...]:
     """CUDA of the engine's torch as (13, 0). DflashqError when it has none."""
     python = profile.launch.python
     code = "import torch; print(torch.version.cuda)"
-    said = run_tool([python, "-c", code], profile.launch.env, IMPORT_TIMEOUT_S, "importing torch")
-    if not re.fullmatch(r"\d+\.\d+", said):
-        raise DflashqError(f"torch in {python} is built without CUDA ({said}): install it again")
-    return _version(said)
+    version = run_tool(
+        [python, "-c", code], profile.launch.env, IMPORT_TIMEOUT_S, "importing torch"
+    )
+    if not re.fullmatch(r"\d+\.\d+", version):
+        raise DflashqError(f"torch in {python} is built without CUDA ({version}): install it again")
+    return _version(version)
 
 
 def _driver(profile: Profile) -> str:
-    said = nvidia_smi.report()
-    of_driver = re.search(r"CUDA Version: (\d+\.\d+)", said)
-    if of_driver is None:
+    highest = re.search(r"CUDA Version: (\d+\.\d+)", nvidia_smi.report())
+    if highest is None:
         raise DflashqError("nvidia-smi names no CUDA version: is the driver installed?")
     wanted = _torch_cuda(profile)
-    if _version(of_driver[1]) < wanted:
+    if _version(highest[1]) < wanted:
         raise DflashqError(
-            f"the driver goes up to CUDA {of_driver[1]}, torch of the engine needs "
+            f"the driver goes up to CUDA {highest[1]}, torch of the engine needs "
             f"{_dotted(wanted)}: update the driver"
         )
-    return f"CUDA {of_driver[1]}, torch needs {_dotted(wanted)}"
+    return f"CUDA {highest[1]}, torch needs {_dotted(wanted)}"
 
 
 def _toolkit(profile: Profile) -> str:
@@ -119,8 +120,8 @@ def _toolkit(profile: Profile) -> str:
             f"there is no {nvcc}, and kernels are compiled at the first start: install the CUDA "
             f"{_dotted(wanted)} toolkit and set CUDA_HOME to it"
         )
-    said = run_tool([nvcc, "--version"], {}, nvidia_smi.TIMEOUT_S, "asking nvcc")
-    release = re.search(r"release (\d+\.\d+)", said)
+    report = run_tool([nvcc, "--version"], {}, nvidia_smi.TIMEOUT_S, "asking nvcc")
+    release = re.search(r"release (\d+\.\d+)", report)
     if release is None or _version(release[1]) != wanted:
         raise DflashqError(
             f"{nvcc} is CUDA {release[1] if release else 'unknown'}, torch of the engine "
@@ -129,20 +130,20 @@ def _toolkit(profile: Profile) -> str:
     return f"{nvcc} is CUDA {release[1]}, as torch"
 
 
-def _mine(settings: Settings, fields: str) -> list[list[str]]:
-    """Rows of the GPU of the settings, or of all; each begins with index and UUID."""
+def _gpu_rows(settings: Settings, fields: str) -> list[list[str]]:
+    """Rows of the GPU that the settings name, or of all; each begins with index and UUID."""
     rows = nvidia_smi.query(f"index,uuid,{fields}")
-    mine = [row for row in rows if settings.gpu in ("", *row[:2])]
-    if not mine:
+    chosen = [row for row in rows if settings.gpu in ("", *row[:2])]
+    if not chosen:
         raise SkippedCheck("no GPU is listed")
-    return mine
+    return chosen
 
 
 def _backend(settings: Settings, profile: Profile) -> str:
     flags = _flags(profile)
     backend = str(flags.get("--attention-backend") or "")
-    said = []
-    for index, _, capability in _mine(settings, "compute_cap"):
+    sentences = []
+    for index, _, capability in _gpu_rows(settings, "compute_cap"):
         major = _version(capability)[0]
         known = BACKENDS.get(major, ())
         if backend and known and backend not in known:
@@ -156,8 +157,8 @@ def _backend(settings: Settings, profile: Profile) -> str:
                 f"GPU {index} (capability {capability}): trtllm_mha refuses an fp8 KV cache in "
                 "prefill there: use --attention-backend flashinfer or triton"
             )
-        said.append(f"GPU {index} has capability {capability}")
-    return f"{', '.join(said)}: {backend or 'the default backend'} fits"
+        sentences.append(f"GPU {index} has capability {capability}")
+    return f"{', '.join(sentences)}: {backend or 'the default backend'} fits"
 
 
 def _memory(settings: Settings, profile: Profile) -> str:
@@ -168,8 +169,8 @@ def _memory(settings: Settings, profile: Profile) -> str:
         raise SkippedCheck(f"{folder}/config.json does not tell the sizes ({exc})") from None
     launch = MemoryFlags.of(_flags(profile))
     weights = sum(p.stat().st_size for glob in WEIGHTS for p in folder.glob(glob)) / 1e6
-    said = []
-    for index, _, total in _mine(settings, "memory.total"):
+    sentences = []
+    for index, _, total in _gpu_rows(settings, "memory.total"):
         pool = pool_mb(float(total) * MIB_IN_MB, weights, launch)
         running = fits(pool, model, launch)
         least = _least(profile)
@@ -179,9 +180,11 @@ def _memory(settings: Settings, profile: Profile) -> str:
                 f"leave {max(0.0, pool) / 1e3:.1f} GB, enough for {counted(running, 'request')} of "
                 f"{LIVE_TOKENS:,} tokens, and the profile needs {least}"
             )
-        said.append(f"GPU {index} has room for about {running} requests of {LIVE_TOKENS:,} tokens")
-    asked = f", {launch.running} are asked for" if launch.running else ""
-    return "; ".join(said) + asked
+        sentences.append(
+            f"GPU {index} has room for about {running} requests of {LIVE_TOKENS:,} tokens"
+        )
+    wanted = f", {launch.running} are asked for" if launch.running else ""
+    return "; ".join(sentences) + wanted
 
 
 def _least(profile: Profile) -> int:
@@ -191,23 +194,23 @@ def _least(profile: Profile) -> int:
 
 
 def _processes(settings: Settings) -> str:
-    mine = {row[1]: row[0] for row in _mine(settings, "name")}
+    indexes = {row[1]: row[0] for row in _gpu_rows(settings, "name")}
     rows = [
         row
         for row in nvidia_smi.query("pid,gpu_uuid,used_memory", of="compute-apps")
-        if row[1] in mine
+        if row[1] in indexes
     ]
-    strangers = [row for row in rows if not _held(settings, mine[row[1]])]
+    strangers = [row for row in rows if not _held(settings, indexes[row[1]])]
     if strangers:
         shown = "; ".join(
-            f"process {pid} has {mb} MiB of GPU {mine[uuid]}" for pid, uuid, mb in strangers[:5]
+            f"process {pid} has {mb} MiB of GPU {indexes[uuid]}" for pid, uuid, mb in strangers[:5]
         )
         raise DflashqError(f"{shown}: end them, or give the worker another GPU")
     return "none but those of workers" if rows else "none"
 
 
 def _held(settings: Settings, gpu: str) -> bool:
-    """Whether a worker of this host has the GPU: what runs on it is its engine."""
+    """Whether a worker of this host has the GPU: the process on it is then its engine."""
     lock = GpuLock(settings.lock_dir, gpu)
     try:
         lock.acquire()

@@ -1,4 +1,4 @@
-"""Is everything there that a run needs? Each finding is ok, or says what to do."""
+"""The checks of Redis, S3, the clock and the disks: a finding is ok or says what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflashq.blobs.s3 import Blobs
 from dflashq.config import Settings
 from dflashq.core.errors import DflashqError
 from dflashq.ledger import Ledger
-from dflashq.operations.doctor.finding import OK, SKIPPED, Check, Finding, found
+from dflashq.operations.doctor.finding import OK, SKIPPED, Check, Finding, run_check
 from dflashq.system import disk
 from dflashq.system.disk import GIB
 
@@ -21,21 +21,21 @@ MOST_SKEW_S = 60.0
 
 
 def services(settings: Settings) -> Iterator[Finding]:
-    """Redis and S3, written to for real; the probes are removed. Blocks. Safe to repeat."""
+    """Check Redis and S3 by writing probes, which are removed. Blocks. Safe to repeat."""
     ledger = Ledger(settings)
-    redis = found("redis", lambda: f"{ledger.check()}: reads, writes{_fsync(settings)}")
+    redis = run_check("redis", lambda: f"{ledger.check()}: reads, writes{_fsync(settings)}")
     yield redis
-    yield found("s3", lambda: _s3(settings))
+    yield run_check("s3", lambda: _s3(settings))
     if redis.state == OK:
-        yield found("clock", lambda: _clock(ledger))
+        yield run_check("clock", lambda: _clock(ledger))
     else:
         yield Finding("clock", SKIPPED, "compared with the clock of Redis, which is not reached")
 
 
 def machine(settings: Settings) -> Iterator[Finding]:
-    """Free disk where dflashq keeps things."""
+    """Check the free space where dflashq keeps its files."""
     for name, folder in (("state_dir", settings.state_dir), ("cache_dir", settings.cache_dir)):
-        yield found(f"disk of {name}", _disk_check(name, folder))
+        yield run_check(f"disk of {name}", _disk_check(name, folder))
 
 
 def _fsync(settings: Settings) -> str:

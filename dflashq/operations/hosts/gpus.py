@@ -1,4 +1,4 @@
-"""The GPUs of this host that a process may use: by index or UUID, MIG refused."""
+"""The GPUs of this host that a process may use, by index or UUID. MIG slices are refused."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def listed() -> list[Gpu]:
 
 
 def visible(gpus: Sequence[Gpu], environment: Mapping[str, str], wanted: str) -> list[Gpu]:
-    """What CUDA_VISIBLE_DEVICES leaves of `gpus`, and of that what `wanted` names (or all).
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves of `gpus` and `wanted` names ("all" or a list).
 
-    Names are indexes as nvidia-smi counts them, or UUIDs, which may be cut short. ConfigError for
-    a name that is no GPU, or is a MIG slice.
+    A name is an index as nvidia-smi counts, or the beginning of a UUID. ConfigError for a name that
+    is no GPU of `gpus`, that CUDA_VISIBLE_DEVICES hides, or that is cut into MIG slices.
     """
     mask = environment.get("CUDA_VISIBLE_DEVICES")
-    seen = list(gpus) if mask is None else _named(gpus, mask, "CUDA_VISIBLE_DEVICES")
-    chosen = seen if wanted == ALL else _named(gpus, wanted, "--gpus")
-    hidden = [gpu.index for gpu in chosen if gpu not in seen]
+    unmasked = list(gpus) if mask is None else _named(gpus, mask, "CUDA_VISIBLE_DEVICES")
+    chosen = unmasked if wanted == ALL else _named(gpus, wanted, "--gpus")
+    hidden = [gpu.index for gpu in chosen if gpu not in unmasked]
     if hidden:
         raise ConfigError(f"CUDA_VISIBLE_DEVICES={mask} hides GPU {', '.join(hidden)} of --gpus")
     sliced = [gpu.index for gpu in chosen if gpu.mig]
@@ -52,16 +52,18 @@ def _named(gpus: Sequence[Gpu], names: str, where: str) -> list[Gpu]:
     named: list[Gpu] = []
     for name in (word.strip() for word in names.split(",")):
         if not name or name == "-1":
-            break  # CUDA, too, ends its list at the first name that is none
+            break  # as CUDA does: its list ends at the first name that is no device
         if name.upper().startswith("MIG-"):
             raise ConfigError(
                 f"{where} names the MIG slice {name}: an engine needs a whole GPU. Name GPUs by "
                 "index or by their own UUID"
             )
-        fits = [g for g in gpus if g.index == name or (len(name) > 4 and g.uuid.startswith(name))]
-        if len(fits) != 1:
+        matches = [
+            g for g in gpus if g.index == name or (len(name) > 4 and g.uuid.startswith(name))
+        ]
+        if len(matches) != 1:
             known = "; ".join(f"{g.index}: {g.name}, {g.uuid}" for g in gpus) or "none"
             raise ConfigError(f"{where} names {name!r}, which is none of this host's GPUs: {known}")
-        if fits[0] not in named:
-            named.append(fits[0])
+        if matches[0] not in named:
+            named.append(matches[0])
     return named

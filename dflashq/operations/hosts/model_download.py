@@ -1,7 +1,7 @@
-"""A model fetched whole or not at all: from a folder, from S3, or from a hub.
+"""Fetches a model whole or not at all: from a folder, from S3, or from a hub.
 
-Every file is written beside its place and renamed, and its sha256 recorded as it lands: what an
-interrupted fetch finished is not fetched again. The folder gets its name when all are there.
+Every file is written beside its place and then renamed, and its sha256 is recorded: what an
+interrupted fetch finished is not fetched again. The folder gets its name when all files are there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Check = Callable[[Path], str]
 
 
 class Body(Protocol):
-    """Bytes in pieces, empty at the end; closed as a context manager."""
+    """The bytes of a file in pieces; b"" at the end. The context manager closes it."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -39,15 +39,15 @@ class Body(Protocol):
 
 
 class Source(Protocol):
-    """Where a model comes from; `name` goes into its record."""
+    """Where a model comes from; `name` goes into the record of the model."""
 
     name: str
 
     def files(self) -> dict[str, int]:
-        """Sizes by relative path."""
+        """The size of every file in bytes, by relative path."""
 
     def open(self, path: str) -> Body:
-        """The bytes of one file."""
+        """One file, by the relative path that `files` gave."""
 
 
 class LocalSource:
@@ -59,8 +59,10 @@ class LocalSource:
             raise DflashqError(f"there is no folder {folder}: nothing was copied")
 
     def files(self) -> dict[str, int]:
-        found = (path for path in sorted(self._folder.rglob("*")) if path.is_file())
-        return {str(p.relative_to(self._folder)): p.stat().st_size for p in found if _wanted(p)}
+        paths = (path for path in sorted(self._folder.rglob("*")) if path.is_file())
+        return {
+            str(p.relative_to(self._folder)): p.stat().st_size for p in paths if _is_of_model(p)
+        }
 
     def open(self, path: str) -> Body:
         return (self._folder / path).open("rb")
@@ -69,10 +71,10 @@ class LocalSource:
 def fetch(
     source: Source, folder: Path, revision: str, echo: Echo, check: Check = check_model
 ) -> str:
-    """Bring the model to `folder`; a sentence. Blocks. Safe to repeat and to interrupt.
+    """Fetch the model to `folder`; returns a sentence. Blocks. Safe to repeat and to interrupt.
 
-    A model that is there is checked against its own record instead. DflashqError says what is
-    wrong with it; nothing half fetched is ever at `folder`.
+    A model that is already there is compared with its record instead. `check` is called on the
+    fetched folder. DflashqError says what is wrong; nothing half fetched is ever at `folder`.
     """
     with sole_builder(folder, echo):
         if (folder / MODEL_RECORD).is_file():
@@ -84,32 +86,36 @@ def fetch(
             )
         part = folder.with_name(folder.name + ".part")
         part.mkdir(parents=True, exist_ok=True)
-        hashes = _land(source, part, echo)
+        hashes = _fetch_files(source, part, echo)
         return finish(part, folder, source.name, revision, hashes, check)
 
 
 def finish(
     part: Path, folder: Path, source: str, revision: str, hashes: dict[str, str], check: Check
 ) -> str:
-    """Check what was fetched, record it, and give the folder its name."""
-    said = check(part)
+    """Check what was fetched, record it, and give the folder its name; the sentence of `check`."""
+    sentence = check(part)
     record = {"source": source, "revision": revision, "sha256": hashes}
     _write(part / MODEL_RECORD, record)
     (part / _PROGRESS).unlink(missing_ok=True)
     part.rename(folder)
-    return said.replace(str(part), str(folder))
+    return sentence.replace(str(part), str(folder))
 
 
 def check_record(folder: Path, echo: Echo, only: frozenset[str] | None = None) -> str:
-    """Compare every file with the sha256 of its record. Reads the whole model; DflashqError."""
+    """Compare every file (or those in `only`) with the sha256 of its record; returns a sentence.
+
+    Blocks while it reads them all. DflashqError names files that are missing or differ.
+    """
     record = _record(folder)
     recorded = {k: v for k, v in record["sha256"].items() if only is None or k in only}
-    lost = [name for name in recorded if not (folder / name).is_file()]
-    there = [name for name in recorded if name not in lost]
-    echo(f"{folder.name}: reading {len(there)} files again")
+    missing = [name for name in recorded if not (folder / name).is_file()]
+    present = [name for name in recorded if name not in missing]
+    echo(f"{folder.name}: reading {len(present)} files again")
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        found = dict(zip(there, pool.map(lambda name: _sha256(folder / name), there), strict=True))
-    wrong = lost + [name for name in there if found[name] != recorded[name]]
+        hashes = pool.map(lambda name: _sha256(folder / name), present)
+        actual = dict(zip(present, hashes, strict=True))
+    wrong = missing + [name for name in present if actual[name] != recorded[name]]
     if wrong:
         raise DflashqError(
             f"{folder} is not what was fetched: {', '.join(sorted(wrong)[:5])} lacks or differs "
@@ -119,19 +125,19 @@ def check_record(folder: Path, echo: Echo, only: frozenset[str] | None = None) -
 
 
 def hashes_of(folder: Path, echo: Echo) -> dict[str, str]:
-    """sha256 by relative path of every file that belongs to a model."""
-    found = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and _wanted(p)):
+    """sha256 by relative path of every file that belongs to a model. Blocks, reads them all."""
+    hashes = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and _is_of_model(p)):
         echo(f"sha256 of {path.name}")
-        found[str(path.relative_to(folder))] = _sha256(path)
-    return found
+        hashes[str(path.relative_to(folder))] = _sha256(path)
+    return hashes
 
 
 _PROGRESS = "dflashq-fetching.json"
 
 
-def _wanted(path: Path) -> bool:
-    """Not our own records, and nothing of a version control or of a cache."""
+def _is_of_model(path: Path) -> bool:
+    """False for the records of this module and for files of version control or of a cache."""
     hidden = any(part.startswith(".") for part in path.parts[-2:])
     return not hidden and path.name not in (MODEL_RECORD, _PROGRESS)
 
@@ -148,32 +154,35 @@ def _record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _land(source: Source, part: Path, echo: Echo) -> dict[str, str]:
-    """All files of the source below `part`; their hashes, those of an earlier try included."""
-    wanted = source.files()
-    if not wanted:
+def _fetch_files(source: Source, part: Path, echo: Echo) -> dict[str, str]:
+    """Fetch all files of the source below `part`; the sha256 of each, by relative path.
+
+    What an earlier try fetched is not fetched again.
+    """
+    sizes = source.files()
+    if not sizes:
         raise DflashqError(f"{source.name} holds no files: nothing was fetched")
     progress: dict[str, str] = {}
     with suppress(OSError, ValueError):
         progress = dict(json.loads((part / _PROGRESS).read_bytes()))
-    done, of = 0, sum(wanted.values())
-    for path, size in wanted.items():
+    done, total = 0, sum(sizes.values())
+    for path, size in sizes.items():
         target = part / _inside(path)
-        whole = target.is_file() and target.stat().st_size == size and path in progress
-        if not whole:
-            echo(f"{path}: {size / GB:.2f} GB ({done / GB:.1f} of {of / GB:.1f} GB are there)")
+        complete = target.is_file() and target.stat().st_size == size and path in progress
+        if not complete:
+            echo(f"{path}: {size / GB:.2f} GB ({done / GB:.1f} of {total / GB:.1f} GB are there)")
             progress[path] = _copy(source.open(path), target, size)
             _write(part / _PROGRESS, progress)
         done += size
     for stray in [p for p in part.rglob("*") if p.is_file() and p.name != _PROGRESS]:
-        if str(stray.relative_to(part)) not in wanted:
+        if str(stray.relative_to(part)) not in sizes:
             stray.unlink()
-    for path in wanted:
-        # What an earlier process wrote is read again: it may have died before the disk had it.
+    for path in sizes:
+        # Read again: the process that wrote it may have died before the bytes were on disk.
         if _sha256(part / path) != progress[path]:
             (part / path).unlink()
             raise DflashqError(f"{path} changed on disk after it was fetched: set up again")
-    return {path: progress[path] for path in wanted}
+    return {path: progress[path] for path in sizes}
 
 
 def _inside(path: str) -> str:
@@ -183,11 +192,11 @@ def _inside(path: str) -> str:
 
 
 def _copy(body: Body, target: Path, size: int) -> str:
-    """Beside its place, to the disk, then to its name; the sha256 of what was written."""
+    """Write beside `target`, sync, then rename; the sha256 of what was written."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(target.name + ".fetching")
+    draft = target.with_name(target.name + ".fetching")
     digest, written = hashlib.sha256(), 0
-    with body, fresh.open("wb") as sink:
+    with body, draft.open("wb") as sink:
         for chunk in _chunks(body):
             digest.update(chunk)
             written += sink.write(chunk)
@@ -195,7 +204,7 @@ def _copy(body: Body, target: Path, size: int) -> str:
         os.fsync(sink.fileno())
     if written != size:
         raise DflashqError(f"{target.name} ended after {written} of {size} bytes: try again")
-    fresh.replace(target)
+    draft.replace(target)
     return digest.hexdigest()
 
 
@@ -210,6 +219,6 @@ def _sha256(path: Path) -> str:
 
 
 def _write(path: Path, value: object) -> None:
-    fresh = path.with_name(path.name + ".fresh")
-    fresh.write_text(json.dumps(value, indent=1, sort_keys=True))
-    fresh.replace(path)
+    draft = path.with_name(path.name + ".fresh")
+    draft.write_text(json.dumps(value, indent=1, sort_keys=True))
+    draft.replace(path)

@@ -1,4 +1,4 @@
-"""Models on S3 and on a hub."""
+"""Sources of models: a folder on S3, and a hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from botocore.response import StreamingBody
 
 SCHEME = "s3://"
-# Runs in the engine's own python, which has the hub's client.
+# Code for the engine's own Python, which has the client of the hub.
 DOWNLOAD = (
     "import sys; from huggingface_hub import snapshot_download; "
     "snapshot_download(sys.argv[1], revision=sys.argv[2], local_dir=sys.argv[3])"
@@ -28,9 +28,9 @@ DOWNLOAD = (
 
 
 class S3Folder:
-    """A model below `s3://bucket/prefix`, with the address and the keys of the settings.
+    """A model below `s3://bucket/prefix`, read with the address and the keys of the settings.
 
-    BlobError when S3 refuses or does not answer.
+    BlobError when S3 refuses or does not answer; UsageError for another kind of address.
     """
 
     def __init__(self, settings: Settings, address: str) -> None:
@@ -42,23 +42,23 @@ class S3Folder:
         self._client = make_client(settings)
 
     def files(self) -> dict[str, int]:
-        with _told(self.name):
+        with _as_blob_error(self.name):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix
             )
-            found = {
+            sizes = {
                 row["Key"].removeprefix(self._prefix): row["Size"]
                 for page in pages
                 for row in page.get("Contents", [])
             }
-        hidden = {name for name in found if name.endswith("/") or name.startswith("dflashq-")}
-        return {name: size for name, size in sorted(found.items()) if name not in hidden}
+        hidden = {name for name in sizes if name.endswith("/") or name.startswith("dflashq-")}
+        return {name: size for name, size in sorted(sizes.items()) if name not in hidden}
 
     def open(self, path: str) -> S3Body:
         what = f"{self.name}: {path}"
-        with _told(what):
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + path)
-        return S3Body(what, answer["Body"])
+        with _as_blob_error(what):
+            response = self._client.get_object(Bucket=self._bucket, Key=self._prefix + path)
+        return S3Body(what, response["Body"])
 
 
 class S3Body:
@@ -68,7 +68,7 @@ class S3Body:
         self._what, self._body = what, body
 
     def read(self, size: int) -> bytes:
-        with _told(self._what):
+        with _as_blob_error(self._what):
             return self._body.read(size)
 
     def __enter__(self) -> Self:
@@ -81,7 +81,7 @@ class S3Body:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _as_blob_error(what: str) -> Iterator[None]:
     try:
         yield
     except (ClientError, BotoCoreError) as exc:
@@ -89,7 +89,7 @@ def _told(what: str) -> Iterator[None]:
 
 
 def refuse_unpinned(source: str, revision: str) -> None:
-    """UsageError for a model of the hub without its source or its revision."""
+    """UsageError for a model of the hub without a source or without a revision."""
     if not source:
         raise UsageError("the profile names no source on a hub: give --from DIR or s3://…")
     if not revision:
@@ -101,9 +101,10 @@ def refuse_unpinned(source: str, revision: str) -> None:
 def download(
     python: Path, source: str, revision: str, part: Path, log_file: Path, echo: Echo
 ) -> None:
-    """Bring `source` at `revision` from the hub to `part`, resumed by the hub's own client.
+    """Download `source` at `revision` from the hub to `part`; the hub's client resumes it.
 
-    UsageError without a revision: a name alone is another model tomorrow. Blocks.
+    Blocks. UsageError without a revision, since a name alone may be another model tomorrow;
+    EmbeddedError with the end of the log when the download fails.
     """
     refuse_unpinned(source, revision)
     part.mkdir(parents=True, exist_ok=True)

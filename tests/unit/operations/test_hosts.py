@@ -118,10 +118,10 @@ def test_a_large_log_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_one_supervisor_a_host(tmp_path: Path) -> None:
     with (
-        supervisor.sole(tmp_path),
+        supervisor.single_instance(tmp_path),
         pytest.raises(EngineError, match="already runs on this host"),
-        supervisor.sole(tmp_path),
+        supervisor.single_instance(tmp_path),
     ):
         pass
-    with supervisor.sole(tmp_path):
+    with supervisor.single_instance(tmp_path):
         pass
