@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 MAX_RECORD = 64 << 20
+MAX_DEPTH = 500
 
 
 class MalformedRecord(NamedTuple):
@@ -28,7 +29,36 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-DECODER = json.JSONDecoder(parse_constant=_no_constant)
+class _BoundedDecoder(json.JSONDecoder):
+    """A decoder that raises RecursionError for values nested deeper than `MAX_DEPTH` levels.
+
+    Python's own bound differs between its versions: the same file would make another run.
+    """
+
+    def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+        value, end = super().raw_decode(s, idx)
+        brackets = s.count("[", idx, end) + s.count("{", idx, end)
+        if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+            raise RecursionError(f"nested deeper than {MAX_DEPTH} levels")
+        return value, end
+
+
+def _deeper_than(value: object, levels: int) -> bool:
+    """Whether arrays and objects are nested deeper than that. Does not recurse."""
+    level: list[object] = [value]
+    for _ in range(levels + 1):
+        containers = [item for item in level if isinstance(item, list | dict)]
+        if not containers:
+            return False
+        level = [
+            inner
+            for item in containers
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return True
+
+
+DECODER = _BoundedDecoder(parse_constant=_no_constant)
 _decode = DECODER.decode
 
 

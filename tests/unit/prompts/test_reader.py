@@ -82,6 +82,22 @@ def test_containers(name: str, expected: list[tuple[int, str]]) -> None:
     assert asked(name) == expected
 
 
+@pytest.mark.parametrize("opened", ["[", '{"x": '])
+def test_nesting_has_one_bound_in_every_version_of_python(opened: str) -> None:
+    closed = {"[": "]", '{"x": ': "}"}[opened]
+
+    def value_of(levels: int) -> object:
+        text = f"{opened * levels}1{closed * levels}\n".encode()
+        (record,) = line_records(text, iter(()))
+        return record.value
+
+    assert not isinstance(value_of(jsonl.MAX_DEPTH), MalformedRecord)
+    assert value_of(jsonl.MAX_DEPTH + 1) == ("invalid_json", "nested too deep")
+    wide = ("[" + "[[]]," * 1000 + "1]\n").encode()
+    (record,) = line_records(wide, iter(()))
+    assert isinstance(record.value, list)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
