@@ -15,7 +15,6 @@ from celery.worker import state as worker_state
 from dflashq.config import Settings, load
 from dflashq.core.errors import DflashqError, UsageError
 from dflashq.engine.profiles import load_profile
-from dflashq.engine.supervisor import EngineSupervisor
 from dflashq.operations.hosts import resource_needs
 from dflashq.system import gc_tuning, threads
 from dflashq.system.threads import OneShotThread
@@ -27,8 +26,8 @@ from workers.stage_worker import StageDrainStep, StageStep
 
 log = logging.getLogger(__name__)
 
-# Exit codes beside 0: whoever restarts workers may treat them differently.
-REPLACED = 1  # another worker has the name; at the next start it is refused, if it lives
+# Exit codes other than 0, by which a supervisor decides on a restart.
+REPLACED = 1  # another worker has the name; a restart is refused while that one lives
 USAGE = 2  # a setting is wrong
 ENGINE_LOST = 70  # the engine is beyond repair on this host
 FRESH_START = 75  # a fresh process will do
@@ -53,7 +52,7 @@ def node_name(given: str, gpu: str) -> str:
 
 
 class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Owns the runtime and the engine: started before the pool, stopped after it."""
+    """Owns the runtime, and with it the engine: started before the pool, stopped after it."""
 
     def __init__(
         self,
@@ -65,7 +64,6 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(parent, **kwargs)
-        self.supervisor: EngineSupervisor | None = None
         self.enabled = not rows and stage is None
         self._abandoning = threading.Lock()
         if not self.enabled:
@@ -100,7 +98,9 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 )
             )
             wait_out(owner.open, "the boot")
-            self._start_engine(owner)
+            # A stop that comes while the model loads must not wait for it.
+            owner.start_engine(worker_state.maybe_shutdown)
+            gc_tuning.freeze_heap()
         except DflashqError as exc:
             self.stop(parent)
             refuse_start(exc)
@@ -108,32 +108,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self.stop(parent)
             raise
 
-    def _start_engine(self, owner: WorkerRuntime) -> None:
-        self.supervisor = EngineSupervisor(
-            self.profile,
-            self.settings,
-            on_ready=owner.engine_ready,
-            on_down=owner.engine_down,
-            on_failed=owner.engine_failed,
-            on_stats=owner.session.engine_vitals,
-            check=owner.session.check_engine,
-            in_flight=lambda: owner.session.gate.in_flight,
-        )
-        owner.session.forgive = self._forgive
-        owner.session.restart = self.supervisor.restart
-        self.supervisor.launch()
-        # A stop that comes while the model loads must not wait for it.
-        while not self.supervisor.wait_started(0.2):
-            worker_state.maybe_shutdown()
-        gc_tuning.freeze_heap()
-
-    def _forgive(self, deaths: int) -> None:
-        """A prompt is to blame for so many deaths: they do not count against the engine."""
-        if self.supervisor is not None:
-            self.supervisor.refund_deaths(deaths)
-
     def _fatal(self, why: str) -> None:
-        """A thread of this process has ended for good: a fresh one will do."""
+        """Called when a thread has ended for good: give the process up, a fresh one will do."""
         owner = runtime.current()
         log.critical(
             "this worker hands its batches back and exits, so that it is started anew: %s. What "
@@ -144,10 +120,10 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._abandon()
 
     def _abandon(self) -> None:
-        """Hand back and end the process without its consumer, which may not listen any more.
+        """Hand the batches back and end the process, past the consumer, which may hang.
 
-        Does not return, but where it is under way already: what is broken here may be what hands
-        back, so it ends within `ABANDON_AT_MOST_S` in any case.
+        Does not return, unless another thread has begun it. Handing back may be what is broken, so
+        the process ends within `ABANDON_AT_MOST_S` in any case.
         """
         if not self._abandoning.acquire(blocking=False):
             return
@@ -163,21 +139,19 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if owner is not None:
             owner.generator.drain(0.0)
             owner.generator.wait_handed_back(ABANDON_S)
-        if self.supervisor is not None:
-            self.supervisor.stop(0)
+            owner.stop_engine(0)
 
     def stop(self, parent: Any) -> None:
-        """The engine ends last. Safe to repeat."""
-        if self.supervisor is not None:
-            log.info("stopping the engine")
-            self.supervisor.stop()
-            self.supervisor = None
+        """End the engine, then the rest of the runtime. Blocks. Safe to repeat."""
+        owner = runtime.current()
+        if owner is not None:
+            owner.stop_engine()
         runtime.close()
         log.info("worker stopped")
 
     def terminate(self, parent: Any) -> None:
-        """A second signal, or the consumer's own end: hand back at once, then the same."""
-        if not _asked_to_end():
+        """Hand back at once, then stop: for a second signal, or a consumer that ended by itself."""
+        if not _stop_requested():
             # Celery aborts when it runs out of descriptors, and would then exit with 0.
             log.critical(
                 "the consumer has ended, though nobody asked: this worker hands its batches back "
@@ -209,18 +183,18 @@ class DrainStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _pause(seconds: float) -> None:
-    """Sleep a little, unless the worker was told to stop: that ends the boot."""
+    """Sleep for so long; a stop that was asked for ends the boot instead."""
     worker_state.maybe_shutdown()
     time.sleep(seconds)
 
 
 def _stop_replaced() -> None:
-    """Hand the batches back in order and exit non-zero: another worker has the name."""
+    """Drain and exit non-zero: another worker has the name."""
     worker_state.should_stop = REPLACED
 
 
-def _asked_to_end() -> bool:
-    """Whether a signal, or this worker itself, has said that the process is to end."""
+def _stop_requested() -> bool:
+    """Whether a signal, or this worker itself, has asked the process to end."""
     flags = (worker_state.should_stop, worker_state.should_terminate)
     return any(flag is not None and flag is not False for flag in flags)  # 0 is an exit code
 
@@ -232,8 +206,8 @@ def _exit_late() -> None:
 
 
 def _stop_worker(error: DflashqError) -> None:
-    """Hand the batches back in order and exit non-zero: another host goes on with them.
+    """Drain and exit non-zero: another host goes on with the batches.
 
-    A setting that is wrong here would be as wrong in a fresh process: that is never started.
+    With USAGE no fresh process is started, since it would have the same wrong setting.
     """
     worker_state.should_stop = USAGE if isinstance(error, UsageError) else ENGINE_LOST

@@ -14,6 +14,7 @@ from dflashq.core.json_logging import level_of
 from dflashq.engine.chat_renderer import ChatRenderer
 from dflashq.engine.profile_match import running_limit
 from dflashq.engine.profiles import Profile
+from dflashq.engine.supervisor import EngineSupervisor
 from dflashq.ledger import Hints, LeaseHeartbeat, Ledger
 from dflashq.operations.hosts import resource_needs
 from dflashq.operations.housekeeping.canary import judge_canaries
@@ -37,9 +38,11 @@ from workers.worker_name import WorkerName
 
 log = logging.getLogger(__name__)
 
+START_POLL_S = 0.2
+
 
 class WorkerRuntime:
-    """A worker's ledger, store, engine session and periodic thread. `open` and `close` block.
+    """A worker's ledger, store, engine and periodic thread. `open` and `close` block.
 
     The callbacks say how the process ends, from whichever thread finds out: `on_engine_lost` with
     the supervisor's error, `on_consumer_hung` when no hint is taken any more, `on_replaced` when
@@ -77,8 +80,21 @@ class WorkerRuntime:
             EventLoopThread(),
             KeepWriter(self._ledger),
             profile.api_key(settings),
+            is_lease_current=self._heartbeat.is_lease_current,
+            refund_deaths=self._refund_deaths,
+            restart_engine=self._restart_engine,
         )
-        self.session.is_lease_current = self._heartbeat.is_lease_current
+        self._supervisor = EngineSupervisor(
+            profile,
+            settings,
+            on_ready=self._engine_ready,
+            on_down=self._engine_down,
+            on_failed=self._engine_failed,
+            on_stats=self.session.engine_vitals,
+            check=self.session.check_engine,
+            in_flight=lambda: self.session.gate.in_flight,
+        )
+        self._engine_launched = False
         boot = self._worker_name.boot.text
         self._rows: RowsAtOnce | None = None
         if settings.rows_at_once:
@@ -150,9 +166,37 @@ class WorkerRuntime:
         except LedgerError as exc:
             log.warning("hints and the list of workers are left to the others: %s", exc)
 
-    # --- the engine's life, told by its supervisor
+    def start_engine(self, check_stop: Callable[[], object]) -> None:
+        """Block until the engine is ready; raises what kept it from that.
 
-    def engine_ready(self, base_url: str, server_info: dict[str, Any]) -> None:
+        `check_stop` is called several times a second meanwhile, and may raise to end the wait.
+        """
+        self._engine_launched = True
+        self._supervisor.launch()
+        while not self._supervisor.wait_started(START_POLL_S):
+            check_stop()
+
+    def stop_engine(self, grace_s: float | None = None) -> None:
+        """End the engine, if it was launched, within `grace_s` (default: the profile's own).
+
+        Blocks until it is gone. Safe to repeat.
+        """
+        if self._engine_launched:
+            log.info("stopping the engine")
+            self._supervisor.stop(grace_s)
+            self._engine_launched = False
+
+    # --- called by the session; the supervisor is made after it
+
+    def _refund_deaths(self, deaths: int) -> None:
+        self._supervisor.refund_deaths(deaths)
+
+    def _restart_engine(self, reason: str) -> None:
+        self._supervisor.restart(reason)
+
+    # --- called by the engine's supervisor, from its thread
+
+    def _engine_ready(self, base_url: str, server_info: dict[str, Any]) -> None:
         """Talk to it from now on; ConfigError when this host has not the descriptors for it."""
         running = running_limit(self.profile, server_info)
         need = resource_needs.worker_need(self.settings, self.profile, running)
@@ -162,11 +206,11 @@ class WorkerRuntime:
         self.session.engine_ready(base_url, server_info)
         self._periodic.consumer_starts()
 
-    def engine_down(self, reason: str) -> None:
+    def _engine_down(self, reason: str) -> None:
         self._engine, self._engine_url = "down", ""
         self.session.engine_down(reason)
 
-    def engine_failed(self, error: DflashqError) -> None:
+    def _engine_failed(self, error: DflashqError) -> None:
         """The supervisor gave up: the worker hands its batches back and exits non-zero."""
         self._engine, self._engine_url = "failed", ""
         self._telemetry.engine_failed(error)

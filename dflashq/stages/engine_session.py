@@ -49,6 +49,8 @@ class EngineSession:
     """One worker's place of work.
 
     `engine_ready`, `engine_down`, `engine_vitals` and `check_engine` may come from any thread.
+    `is_lease_current` says whether a lease is surely held still; `refund_deaths` takes so many
+    engine deaths off the restart budget; `restart_engine` asks for another engine, with a reason.
     """
 
     def __init__(
@@ -58,6 +60,10 @@ class EngineSession:
         loop: EventLoopThread,
         keeping: KeepWriter,
         api_key: SecretStr | None = None,
+        *,
+        is_lease_current: Callable[[Lease], bool] = lambda lease: True,
+        refund_deaths: Callable[[int], None] = lambda deaths: None,
+        restart_engine: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.profile, self.renderer, self.loop, self.keeping = profile, renderer, loop, keeping
         renderer.load()
@@ -83,9 +89,8 @@ class EngineSession:
         self.control: tuple[list[int], Conversation] | None = None
         self.engine_records: dict[str, dict[str, Any]] = {}
         self.context_length: int | None = profile.model.context_length
-        self.forgive: Callable[[int], None] = lambda deaths: None
-        self.restart: Callable[[str], None] = lambda reason: None
-        self.is_lease_current: Callable[[Lease], bool] = lambda lease: True
+        self.is_lease_current, self.refund_deaths = is_lease_current, refund_deaths
+        self._ask_restart = restart_engine
         self._attempts: set[Attempt] = set()
         self._dead = asyncio.Event()
         self._ended_by_us = False
@@ -153,7 +158,7 @@ class EngineSession:
     def _restart_engine(self, reason: str) -> None:
         """Have the supervisor start another engine; no prompt in flight is to blame for that."""
         self._ended_by_us = True
-        self.restart(reason)
+        self._ask_restart(reason)
 
     def engine_down(self, reason: str) -> None:
         """Admit nobody until `engine_ready`; batches wait, they do not fail.

@@ -18,7 +18,7 @@ import psutil
 from tests.chaos.observed_leases import LeaseWatcher
 from tests.chaos.twins import Twins
 from tests.support.fault_fleet import FaultFleet, engine_of, engine_took_faults
-from tests.support.tcp_proxy import Proxy
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.wait import WAIT_S
 
 PAUSE_S = (0.8, 2.6)  # between two faults
@@ -204,16 +204,20 @@ class FaultInjector:
 
     # --- networks
 
-    def _redis_of(self, name: str) -> list[Proxy]:
+    def _redis_of(self, name: str) -> list[TcpProxy]:
         names = self._names if name == EVERYBODY else [name]
         return [self._fault_fleet.proxies[n].redis for n in names]
 
-    def _s3_of(self, name: str) -> list[Proxy]:
+    def _s3_of(self, name: str) -> list[TcpProxy]:
         names = self._names if name == EVERYBODY else [name]
         return [self._fault_fleet.proxies[n].s3 for n in names]
 
     def _disturb(
-        self, name: str, proxies: list[Proxy], disturb: Callable[[Proxy], None], seconds: float
+        self,
+        name: str,
+        proxies: list[TcpProxy],
+        disturb: Callable[[TcpProxy], None],
+        seconds: float,
     ) -> None:
         for proxy in proxies:
             disturb(proxy)
@@ -226,25 +230,25 @@ class FaultInjector:
 
     def _cut_one(self, name: str) -> None:
         proxies = self._redis_of(name) + self._s3_of(name)
-        self._disturb(name, proxies, Proxy.cut, self._rng.uniform(1, 8))
+        self._disturb(name, proxies, TcpProxy.cut, self._rng.uniform(1, 8))
 
     def _cut_redis_of_one(self, name: str) -> None:
-        self._disturb(name, self._redis_of(name), Proxy.cut, self._rng.uniform(1, 8))
+        self._disturb(name, self._redis_of(name), TcpProxy.cut, self._rng.uniform(1, 8))
 
     def _lose_redis(self, name: str) -> None:
-        self._disturb(name, self._redis_of(name), Proxy.lose_replies, self._rng.uniform(0.3, 2))
+        self._disturb(name, self._redis_of(name), TcpProxy.lose_replies, self._rng.uniform(0.3, 2))
 
     def _lose_s3(self, name: str) -> None:
-        self._disturb(name, self._s3_of(name), Proxy.lose_replies, self._rng.uniform(0.3, 3))
+        self._disturb(name, self._s3_of(name), TcpProxy.lose_replies, self._rng.uniform(0.3, 3))
 
     def _cut_redis(self, name: str) -> None:
-        self._disturb(name, self._redis_of(name), Proxy.cut, self._rng.uniform(1, 6))
+        self._disturb(name, self._redis_of(name), TcpProxy.cut, self._rng.uniform(1, 6))
 
     def _cut_s3(self, name: str) -> None:
-        self._disturb(name, self._s3_of(name), Proxy.cut, self._rng.uniform(2, 10))
+        self._disturb(name, self._s3_of(name), TcpProxy.cut, self._rng.uniform(2, 10))
 
     def _s3_503(self, name: str) -> None:
-        def refuse(proxy: Proxy) -> None:
+        def refuse(proxy: TcpProxy) -> None:
             proxy.answer(503, "SlowDown")
 
         self._disturb(name, self._s3_of(name), refuse, self._rng.uniform(2, 10))

@@ -11,14 +11,14 @@ from dflashq.core import keys
 from tests.support.engine_emulator import emulated_profile
 from tests.support.fault_fleet import FaultFleet, ProxyPair, put_of
 from tests.support.fleet import FleetHarness, prompts_file, requests, wait_until
-from tests.support.lax_s3 import CarelessS3
-from tests.support.tcp_proxy import Proxy
+from tests.support.lax_s3 import LaxS3
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.wait import WAIT_S
 
 pytestmark = pytest.mark.fleet
 
 
-def s3_proxies(fault_fleet: FaultFleet) -> list[Proxy]:
+def s3_proxies(fault_fleet: FaultFleet) -> list[TcpProxy]:
     return [proxies.s3 for proxies in fault_fleet.proxies.values()]
 
 
@@ -130,7 +130,7 @@ def test_an_s3_without_conditional_writes_is_refused(
     settings: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:
     profile = emulated_profile(tmp_path, model_dir=tiny_model)
-    with CarelessS3() as s3:
+    with LaxS3() as s3:
         careless = settings.model_copy(update={"s3_endpoint_url": s3.endpoint_url})
         with FleetHarness(settings, profile, tmp_path) as fleet:
             fleet.enqueue("careless", prompts_file(tmp_path / "p.jsonl", 5))

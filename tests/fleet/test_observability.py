@@ -28,7 +28,7 @@ from tests.support.fault_fleet import engine_of, engine_port, set_engine_faults
 from tests.support.fleet import ROOT, FleetHarness, WorkerHandle, prompts_file, wait_until
 from tests.support.secret_scan import files, objects, redis_keys, spellings
 from tests.support.wait import WAIT_S
-from tests.support.webhook_receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 pytestmark = pytest.mark.fleet
 
@@ -128,7 +128,7 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
         faults={"http_400": 0.15, "truncated": 0.15},
         sampling={"max_new_tokens": 512},
     )
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         mine = settings.model_copy(
             update={
                 "lease_ttl_s": 3.0,
@@ -169,7 +169,7 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
             page.process.wait()
             fleet.wait_finished(run)
             report = fleet.oracle(run)
-            wait_until(lambda: len(receiver.got) == 1, "the end is told")
+            wait_until(lambda: len(receiver.requests) == 1, "the end is told")
             after, after_text = scraped(port)
             assert_metrics(during, after, worker.name, run)
             counters = fleet.ledger.status(run).counters
@@ -190,7 +190,7 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
                 **{f"dflashq {words}": told(mine, words) for words in COMMANDS},
                 **{f"flower:{path}": body for path, body in page.answers.items()},
                 "scrape": (during_text + after_text).encode(),
-                "webhook": b"".join(got.body for got in receiver.got),
+                "webhook": b"".join(got.body for got in receiver.requests),
             }
             assert_no_secret(fleet, tmp_path, seen)
             fleet.assert_no_orphans()
@@ -244,8 +244,8 @@ def assert_log(log: Path, run: str) -> None:
     assert not [row for row in rows if row["event"] == "rejected"], "they have a file of their own"
 
 
-def assert_told(receiver: Receiver, notices: Path, run: str, accepted: int) -> None:
-    [row] = [got.row for got in receiver.got]
+def assert_told(receiver: WebhookReceiver, notices: Path, run: str, accepted: int) -> None:
+    [row] = [got.row for got in receiver.requests]
     assert (row["event"], row["run"], row["accepted"]) == ("run_finished", run, accepted)
     [line] = notices.read_text().splitlines()
     assert json.loads(line)["id"] == row["id"]
@@ -266,7 +266,7 @@ def assert_no_secret(fleet: FleetHarness, folder: Path, seen: dict[str, bytes]) 
 def test_a_worker_whose_metrics_port_is_taken_works_all_the_same(
     settings: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:
-    with Receiver() as other:
+    with WebhookReceiver() as other:
         port = int(other.url.split(":")[2].split("/")[0])
         mine = settings.model_copy(update={"metrics_port": port, "sweep_s": 0.5})
         profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:20")

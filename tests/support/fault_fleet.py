@@ -29,7 +29,7 @@ from tests.support.engine_emulator import prompt_hash
 from tests.support.engine_emulator.launch import MODULE, is_emulator
 from tests.support.fleet import FleetHarness, WorkerHandle, wait_until
 from tests.support.servers import settings_for
-from tests.support.tcp_proxy import Proxy
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.wait import WAIT_S
 
 
@@ -101,8 +101,8 @@ class ProxyPair:
 
     def __init__(self, settings: Settings) -> None:
         redis, s3 = urlsplit(settings.redis_url), urlsplit(settings.s3_endpoint_url or "")
-        self.redis = Proxy(redis.hostname or "", redis.port or 0)
-        self.s3 = Proxy(s3.hostname or "", s3.port or 0)
+        self.redis = TcpProxy(redis.hostname or "", redis.port or 0)
+        self.s3 = TcpProxy(s3.hostname or "", s3.port or 0)
         self._settings, self._database = settings, redis.path
 
     def __enter__(self) -> Self:

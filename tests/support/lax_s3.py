@@ -1,11 +1,10 @@
-"""An S3 that ignores `If-None-Match`, as some do: for the tests of its refusal."""
+"""An S3 that ignores `If-None-Match`, as some do; dflashq must refuse it."""
 
 from __future__ import annotations
 
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
+
+from tests.support.server_thread import ServerThread
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -38,25 +37,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
-class CarelessS3:
+class LaxS3(ServerThread):
     """PUT, GET and DELETE without conditions or signatures; a context manager."""
 
     def __init__(self) -> None:
         handler = type("Handler", (_Handler,), {"objects": {}})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self.endpoint_url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        self.endpoint_url = f"http://127.0.0.1:{self.port}"

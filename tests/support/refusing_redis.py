@@ -1,17 +1,16 @@
-"""A server that speaks Redis' protocol and refuses every command with one sentence."""
+"""A server that speaks the protocol of Redis and refuses every command with one sentence."""
 
 from __future__ import annotations
 
 import socketserver
-import threading
-from types import TracebackType
-from typing import Self
 
-# What a client says of itself as it connects; a busy or full server takes it.
+from tests.support.server_thread import ServerThread
+
+# The commands by which a client connects; a busy or full server accepts them.
 GREETINGS = frozenset({b"CLIENT", b"SELECT", b"AUTH"})
 
 
-class _Talk(socketserver.StreamRequestHandler):
+class _Connection(socketserver.StreamRequestHandler):
     """One connection: commands are arrays of bulk strings."""
 
     server: _Server
@@ -35,26 +34,18 @@ class _Server(socketserver.ThreadingTCPServer):
     greets = True
 
 
-class RefusingRedis:
-    """127.0.0.1:`port` as a context manager. `greets`: it lets clients in before it refuses."""
+class RefusingRedis(ServerThread):
+    """Answers every command with the error `sentence`; a context manager.
+
+    `greets`: it accepts the commands by which a client connects, and refuses those after them.
+    """
 
     def __init__(self, sentence: str, *, greets: bool = True) -> None:
-        self._server = _Server(("127.0.0.1", 0), _Talk)
-        self._server.sentence, self._server.greets = sentence.encode(), greets
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        server = _Server(("127.0.0.1", 0), _Connection)
+        server.sentence, server.greets = sentence.encode(), greets
+        super().__init__(server)
 
     @property
     def url(self) -> str:
         """The address for settings."""
-        return f"redis://127.0.0.1:{self._server.server_address[1]}/0"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        return f"redis://127.0.0.1:{self.port}/0"

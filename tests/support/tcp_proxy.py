@@ -18,7 +18,7 @@ VERBS = (b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")
 
 
 class Mode(Enum):
-    """What the proxy does with what passes through it."""
+    """What the proxy does with the bytes that reach it."""
 
     PASS = "pass"
     CUT = "cut"
@@ -30,7 +30,7 @@ class Mode(Enum):
 
 @dataclass(eq=False)
 class _Link:
-    """One client's connection and ours to the server behind it."""
+    """A client's connection and the proxy's own to the server; `losing` its next reply."""
 
     client_in: asyncio.StreamReader
     client_out: asyncio.StreamWriter
@@ -43,10 +43,12 @@ class _Link:
         self.server_out.transport.abort()
 
 
-class Proxy:
-    """127.0.0.1:`port` in front of a server; a context manager with a thread of its own.
+class TcpProxy:
+    """Listens on 127.0.0.1:`port` in front of a server; a context manager with its own thread.
 
-    Every change holds from the moment its method returns, also for open connections.
+    Every change is in force when its method returns, for open connections as well. `lost`,
+    `answered` and `damaged` count replies that were lost, requests that were answered here, and
+    requests that were damaged.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -65,14 +67,14 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._started = threading.Event()
 
-    # --- what a test says
+    # --- faults, set by a test
 
     def pass_on(self) -> None:
-        """Everything passes again, without delay."""
+        """Pass everything on again, without delay."""
         self._set(Mode.PASS, 0.0)
 
     def cut(self) -> None:
-        """Reset every connection, and every new one."""
+        """Reset every connection, and each new one."""
         self._set(Mode.CUT)
         self._do(self._abort_all)
 
@@ -81,31 +83,31 @@ class Proxy:
         self._do(self._abort_all)
 
     def freeze(self) -> None:
-        """Accept, but pass nothing in either direction."""
+        """Accept connections, but pass nothing on in either direction."""
         self._set(Mode.FREEZE)
 
     def delay(self, seconds: float) -> None:
-        """Hold every piece back for so long."""
+        """Pass everything on, each piece `seconds` later."""
         self._set(Mode.PASS, seconds)
 
     def lose_replies(self) -> None:
-        """Requests reach the server, every answer is lost with its connection."""
+        """Pass requests on, but reset the connection in place of each reply."""
         self._set(Mode.LOSE_REPLIES)
 
     def lose_reply_to(self, mark: bytes) -> None:
-        """The next request that contains `mark` is served, its answer is lost."""
+        """Reset the connection in place of the reply to the next request that contains `mark`."""
         self._mark = mark
 
     def damage(self) -> None:
-        """One bit of every request body is turned on its way (HTTP)."""
+        """Flip one bit of every request body (HTTP)."""
         self._set(Mode.DAMAGE)
 
     def answer(self, status: int, code: str, *, only: bytes = b"") -> None:
-        """Answer every request (that contains `only`) with this S3 error ourselves (HTTP)."""
+        """Answer each request that contains `only` with an error of S3, in the server's place."""
         self._canned, self._only = (status, code), only
         self._set(Mode.ANSWER)
 
-    # --- life
+    # --- its thread
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -129,10 +131,10 @@ class Proxy:
         self._started.set()
         self._loop.run_forever()
         server.close()
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
 
     def _set(self, mode: Mode, delay_s: float = 0.0) -> None:
@@ -150,7 +152,7 @@ class Proxy:
             done.set()
 
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(WAIT_S), "the proxy's loop does not turn"
+        assert done.wait(WAIT_S), "the proxy's event loop is stuck"
 
     def _abort_all(self) -> None:
         for link in self._links:
@@ -201,8 +203,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while piece := await link.server_in.read(CHUNK):
                 await self._hold()
-                go_on = piece.startswith(b"HTTP/1.1 100")  # the request is not served yet
-                if (link.losing or self._mode is Mode.LOSE_REPLIES) and not go_on:
+                interim = piece.startswith(b"HTTP/1.1 100")  # the request is not served yet
+                if (link.losing or self._mode is Mode.LOSE_REPLIES) and not interim:
                     self.lost += 1
                     link.abort()
                     return
@@ -216,15 +218,17 @@ class Proxy:
 
     async def _answer(self, link: _Link) -> None:
         status, code = self._canned
-        body = f"<Error><Code>{code}</Code><Message>told to by a test</Message></Error>".encode()
-        head = f"HTTP/1.1 {status} Told\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+        body = f"<Error><Code>{code}</Code><Message>injected by a test</Message></Error>".encode()
+        head = (
+            f"HTTP/1.1 {status} Injected\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+        )
         self.answered += 1
         link.client_out.write(
             head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
         )
         await link.client_out.drain()
         link.client_out.write_eof()
-        # What the client still sends is read away: a reset would overtake the answer.
+        # Read what the client still sends, or a reset would overtake the answer.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2):
                 while await link.client_in.read(CHUNK):

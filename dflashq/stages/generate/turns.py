@@ -210,7 +210,7 @@ class TurnGenerator:
         deaths = self.strikes.add(prompt.index)
         log.warning("engine died: batch=%s index=%d strike=%d", self._batch, prompt.index, deaths)
         if alone:
-            self.session.forgive(deaths)
+            self.session.refund_deaths(deaths)
             raise PoisonError(
                 f"the engine died {deaths} times while this prompt was in flight, the last time "
                 "with nothing else in flight"

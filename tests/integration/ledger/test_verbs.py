@@ -30,7 +30,7 @@ from dflashq.ledger.scripts import run_keys
 from dflashq.system.ports import free_port
 from tests.integration.ledger.scenarios import SCENARIOS, Scenario
 from tests.support.ledger_fixture import B1, B2, TTL_S, LedgerFixture, boot, entries, ref
-from tests.support.lossy_proxy import LossyProxy
+from tests.support.tcp_proxy import TcpProxy
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
@@ -207,17 +207,17 @@ def test_a_wrong_password_is_told_without_it(
 
 
 @pytest.fixture
-def lossy(settings: Settings) -> Iterator[tuple[LedgerFixture, LossyProxy]]:
+def lossy(settings: Settings) -> Iterator[tuple[LedgerFixture, TcpProxy]]:
     server, _, database = settings.redis_url.removeprefix("redis://").partition("/")
     host, _, port = server.partition(":")
-    with LossyProxy(host, int(port)) as proxy:
+    with TcpProxy(host, int(port)) as proxy:
         bench = LedgerFixture(settings).start(B1, B2)
         url = f"redis://127.0.0.1:{proxy.port}/{database}"
         bench.ledger = Ledger(settings.model_copy(update={"redis_url": url}))
         yield bench, proxy
 
 
-def test_a_lost_reply_changes_no_outcome(lossy: tuple[LedgerFixture, LossyProxy]) -> None:
+def test_a_lost_reply_changes_no_outcome(lossy: tuple[LedgerFixture, TcpProxy]) -> None:
     bench, proxy = lossy
 
     def lose(script: str) -> None:

@@ -23,12 +23,14 @@ from dflashq.ledger import Ledger
 from dflashq.ledger.alert_log import MINE, TAKEN, TOLD, AlertLog
 from dflashq.operations.alerts.dispatcher import TRIES, AlertDispatcher
 from tests.support.wait import wait_until
-from tests.support.webhook_receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 SECRET = "the-webhook-secret"
 
 
-def with_sinks(settings: Settings, receiver: Receiver | None = None, file: str = "") -> Settings:
+def with_sinks(
+    settings: Settings, receiver: WebhookReceiver | None = None, file: str = ""
+) -> Settings:
     url = None if receiver is None else SecretStr(receiver.url)
     return settings.model_copy(
         update={
@@ -76,31 +78,31 @@ def finish(ledger: Ledger, batch: str) -> None:
     ledger.complete(lease, ObjectRef(batch, "0" * 64, "f" * 64, counts), counts)
 
 
-def events(receiver: Receiver) -> list[str]:
-    return [got.row["event"] for got in receiver.got]
+def events(receiver: WebhookReceiver) -> list[str]:
+    return [got.row["event"] for got in receiver.requests]
 
 
 def test_a_paused_run_is_told_once_and_again_after_it_went_on(
     settings: Settings, ledger: Ledger
 ) -> None:
-    with Receiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
+    with WebhookReceiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
         check(one)
         ledger.set_state("r", "paused", "31 % were rejected")
         check(one, one, one)
-        wait_until(lambda: len(receiver.got) == 1)
-        assert receiver.got[0].row["sentence"] == "run r is paused: 31 % were rejected"
+        wait_until(lambda: len(receiver.requests) == 1)
+        assert receiver.requests[0].row["sentence"] == "run r is paused: 31 % were rejected"
         ledger.set_state("r", "active", "")
         check(one)
         ledger.set_state("r", "paused", "31 % were rejected")
         check(one)
-        wait_until(lambda: len(receiver.got) == 2)
+        wait_until(lambda: len(receiver.requests) == 2)
     assert events(receiver) == ["run_paused", "run_paused"]
 
 
 def test_many_processes_tell_each_thing_once(settings: Settings, ledger: Ledger) -> None:
     kill(ledger, "batch-000000", "its attempts are spent")
     finish(ledger, "batch-000001")
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         mine = with_sinks(settings, receiver)
         crowd = [AlertDispatcher(mine, Ledger(mine), pause_s=0.02) for _ in range(8)]
         threads = [threading.Thread(target=check, args=(one, one)) for one in crowd]
@@ -112,7 +114,7 @@ def test_many_processes_tell_each_thing_once(settings: Settings, ledger: Ledger)
         for one in crowd:
             one.stop()
     assert sorted(events(receiver)) == ["batch_dead", "run_finished"]
-    rows = {got.row["event"]: got.row for got in receiver.got}
+    rows = {got.row["event"]: got.row for got in receiver.requests}
     assert rows["batch_dead"]["batch"] == "batch-000000"
     assert rows["batch_dead"]["reason"] == "its attempts are spent"
     finished = rows["run_finished"]
@@ -123,23 +125,23 @@ def test_many_processes_tell_each_thing_once(settings: Settings, ledger: Ledger)
 def test_a_batch_that_dies_again_after_a_revival_is_told_again(
     settings: Settings, ledger: Ledger
 ) -> None:
-    with Receiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
+    with WebhookReceiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
         for expected in (1, 2):
             kill(ledger, "batch-000000")
             check(one, one)
-            wait_until(lambda n=expected: len(receiver.got) == n)  # type: ignore[misc]
+            wait_until(lambda n=expected: len(receiver.requests) == n)  # type: ignore[misc]
             ledger.revive("r", "again")
             check(one)
     assert events(receiver) == ["batch_dead", "batch_dead"]
 
 
 def test_a_notice_is_signed_and_can_be_told_from_an_old_one(settings: Settings) -> None:
-    with Receiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
+    with WebhookReceiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
         before = int(time.time())
         one.dispatch(alerts.engine_failed("gpu0@h", "it died 6 times", "h:42:a"))
-        wait_until(lambda: len(receiver.got) == 1)
+        wait_until(lambda: len(receiver.requests) == 1)
         after = time.time()
-    [got] = receiver.got
+    [got] = receiver.requests
     stamp = got.headers["X-Dflashq-Timestamp"]
     signed = stamp.encode() + b"." + got.body
     digest = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
@@ -151,24 +153,27 @@ def test_a_notice_is_signed_and_can_be_told_from_an_old_one(settings: Settings) 
 
 
 def test_a_failing_receiver_is_tried_again_with_the_same_id(settings: Settings) -> None:
-    with Receiver(503, 429, 500) as receiver, dispatcher(with_sinks(settings, receiver)) as one:
+    with (
+        WebhookReceiver(503, 429, 500) as receiver,
+        dispatcher(with_sinks(settings, receiver)) as one,
+    ):
         one.dispatch(alerts.engine_failed("gpu0@h", "it died", "h:42:a"))
-        wait_until(lambda: len(receiver.got) == 4)
-    assert len({got.row["id"] for got in receiver.got}) == 1
+        wait_until(lambda: len(receiver.requests) == 4)
+    assert len({got.row["id"] for got in receiver.requests}) == 1
 
 
 def test_what_did_not_arrive_is_told_later(settings: Settings, ledger: Ledger) -> None:
     """The receiver is down for longer than all tries; the next look tells it then."""
     kill(ledger, "batch-000000")
     with (
-        Receiver(*[503] * TRIES) as receiver,
+        WebhookReceiver(*[503] * TRIES) as receiver,
         dispatcher(with_sinks(settings, receiver)) as one,
     ):
         check(one)
-        wait_until(lambda: len(receiver.got) == TRIES)
-        wait_until(lambda: (check(one), len(receiver.got) == TRIES + 1)[1])
+        wait_until(lambda: len(receiver.requests) == TRIES)
+        wait_until(lambda: (check(one), len(receiver.requests) == TRIES + 1)[1])
         check(one, one)
-    assert len(receiver.got) == TRIES + 1
+    assert len(receiver.requests) == TRIES + 1
 
 
 def test_a_refusal_is_final_and_tells_no_secret(
@@ -177,13 +182,13 @@ def test_a_refusal_is_final_and_tells_no_secret(
     kill(ledger, "batch-000000")
     with (
         caplog.at_level(logging.INFO),
-        Receiver(404) as receiver,
+        WebhookReceiver(404) as receiver,
         dispatcher(with_sinks(settings, receiver)) as one,
     ):
         check(one)
         wait_until(lambda: "did not arrive" in caplog.text)
         check(one, one)
-    assert len(receiver.got) == 1
+    assert len(receiver.requests) == 1
     assert "HTTP 404" in caplog.text
     assert "batch-000000 is dead" in caplog.text
     assert "secret" not in caplog.text
@@ -224,42 +229,42 @@ def test_a_silent_worker_is_a_lost_engine(settings: Settings, ledger: Ledger) ->
     row = json.loads(ledger._redis.hget("dflashq:workers", "w0"))
     row["seen_ms"] -= 90_000
     ledger._redis.hset("dflashq:workers", "w0", json.dumps(row))
-    with Receiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
+    with WebhookReceiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
         check(one, one)
-        wait_until(lambda: len(receiver.got) == 1)
-    assert receiver.got[0].row["worker"] == "w0"
-    assert "has been silent for 9" in receiver.got[0].row["sentence"]
+        wait_until(lambda: len(receiver.requests) == 1)
+    assert receiver.requests[0].row["worker"] == "w0"
+    assert "has been silent for 9" in receiver.requests[0].row["sentence"]
 
 
 def test_every_boot_that_falls_silent_is_told(settings: Settings, ledger: Ledger) -> None:
     """In containers, every start of a worker has the same name and the same process number."""
-    with Receiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
+    with WebhookReceiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
         for number, boot in enumerate(("host-1:5:a", "host-1:9:b", "host-2:5:c"), 1):
             row = {"host": "h", "pid": 1, "boot": boot, "engine": "ready"}
             seen = {"seen_ms": int((ledger.now_s() - 90) * 1000)}
             ledger._redis.hset("dflashq:workers", "w0", json.dumps(seen | row))
             check(one, one)
-            wait_until(lambda n=number: len(receiver.got) == n)  # type: ignore[misc]
-    assert len({got.row["id"] for got in receiver.got}) == 3
+            wait_until(lambda n=number: len(receiver.requests) == n)  # type: ignore[misc]
+    assert len({got.row["id"] for got in receiver.requests}) == 3
 
 
 def test_a_sick_engine_is_told_once_an_episode(settings: Settings, ledger: Ledger) -> None:
     row = {"host": "h", "boot": "b1", "engine": "ready", "sick": "HTTP 500 only", "sick_since": 5}
-    with Receiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
+    with WebhookReceiver() as receiver, dispatcher(with_sinks(settings, receiver)) as one:
         ledger.announce("w0", row)
         check(one, one)
-        wait_until(lambda: len(receiver.got) == 1)
+        wait_until(lambda: len(receiver.requests) == 1)
         ledger.announce("w0", row | {"sick": "", "sick_since": 0})
         check(one)
         for since in (9, 9):
             ledger.announce("w0", row | {"sick_since": since})
             check(one, one)
-        wait_until(lambda: len(receiver.got) == 2)
+        wait_until(lambda: len(receiver.requests) == 2)
         ledger.announce("w1", {"host": "h", "engine": "ready", "sick": "it says no more"})
         check(one)
-        wait_until(lambda: len(receiver.got) == 3)
+        wait_until(lambda: len(receiver.requests) == 3)
     assert events(receiver) == ["engine_sick"] * 3
-    told = receiver.got[0].row
+    told = receiver.requests[0].row
     assert (told["worker"], told["about"]) == ("w0", "w0")
     assert "the engine of worker w0 is sick: HTTP 500 only" in told["sentence"]
 
