@@ -117,7 +117,8 @@ class RunSpec(_Frozen):
         try:
             return cls(**row)
         except ValidationError as exc:
-            fields = ", ".join(".".join(map(str, error["loc"])) for error in exc.errors())
+            # repr: a name from a file may hold what a terminal obeys.
+            fields = ", ".join(repr(".".join(map(str, error["loc"]))) for error in exc.errors())
             raise NewerFormatError(
                 f"the run's spec asks for what this dflashq does not know ({fields}): a newer "
                 "version wrote it, or it is damaged. Nothing was changed. Install that version "
