@@ -212,9 +212,9 @@ def ask(url: str, content: str, **more: object) -> tuple[str, str, str]:
     answer = requests.post(f"{url}/v1/chat/completions", json=body | more, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
-    thought, closed, answer = choice["message"]["content"].partition("</think>")
+    thought, closed, content = choice["message"]["content"].partition("</think>")
     assert closed, thought
-    return thought, answer, choice["finish_reason"]
+    return thought, content, choice["finish_reason"]
 
 
 @pytest.mark.sglang

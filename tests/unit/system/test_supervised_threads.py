@@ -131,10 +131,10 @@ def test_a_scrape_that_fails_is_told_and_the_next_is_answered() -> None:
     texts = iter([ValueError("of a bug"), b"fine\n"])
 
     def text() -> bytes:
-        text = next(texts)
-        if isinstance(text, Exception):
-            raise text
-        return text
+        outcome = next(texts)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     before, port = errors("metrics"), free_port()
     server = MetricsHttpServer("127.0.0.1", port, text)
