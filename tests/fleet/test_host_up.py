@@ -73,7 +73,7 @@ class Host:
             running = self.workers()
             return set(names) <= set(running) and but not in running.values()
 
-        wait_until(ready, f"workers {names}\n{self.said()}")
+        wait_until(ready, f"workers {names}\n{self.output()}")
         return self.workers()
 
     def family(self) -> list[psutil.Process]:
