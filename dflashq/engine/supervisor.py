@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dflashq.config import Settings
+from dflashq.core.backoff import delay_s
 from dflashq.core.errors import (
     DflashqError,
     EngineError,
@@ -229,8 +230,8 @@ class EngineSupervisor:
             )
         self._await_gpu()
         # None after the first death, then doubled; `stop` cuts it short.
-        backoff_s = _BACKOFF_S * 2 ** max(0, len(self._deaths) - 1)
-        self._stop.wait(min(_BACKOFF_CAP_S, backoff_s) - _BACKOFF_S)
+        backoff_s = delay_s(len(self._deaths), _BACKOFF_S, _BACKOFF_CAP_S)
+        self._stop.wait(backoff_s - _BACKOFF_S)
 
     def _await_gpu(self) -> None:
         """Block until the GPU memory of the killed engine is free again, at most a minute."""

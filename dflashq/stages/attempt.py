@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from dflashq.core.backoff import delay_s
 from dflashq.core.errors import (
     BlobError,
     BlobMissingError,
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 DRAIN, SICK = "drain", "sick"
+RETRY_S, RETRY_CAP_S = 0.2, 15.0
 
 
 class StoppedError(DflashqError):
@@ -101,7 +103,7 @@ class Attempt:
         Blocks. An outage is nobody's fault: it spends no attempt. No more is a host that has run
         out of descriptors or memory.
         """
-        pause = 0.2
+        failures = 0
         while True:
             self.check()
             try:
@@ -121,5 +123,6 @@ class Attempt:
                     "waits for a host that is exhausted: run=%s batch=%s while=%s: %s",
                     *(self.lease.run, self.lease.batch, doing, exc),
                 )
-            self._stopped.wait(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, 15.0)
+            failures += 1
+            jitter = random.uniform(0.5, 1.0)
+            self._stopped.wait(delay_s(failures, RETRY_S, RETRY_CAP_S, jitter=jitter))

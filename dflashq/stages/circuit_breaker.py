@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from dflashq.core import metrics
+from dflashq.core.backoff import delay_s
 from dflashq.core.errors import EngineDownError, EngineError, EngineRequestError
 from dflashq.engine.failure_streak import FailureStreak
 from dflashq.engine.gate import Gate
@@ -149,11 +150,12 @@ class CircuitBreaker:
 
     async def _recover(self) -> None:
         """Probe until one is answered; the gate stays closed meanwhile."""
-        pause_s = PAUSE_S
+        failures = 0
         while not await self.probe_answers():
             self._note_sickness()
+            failures += 1
+            pause_s = delay_s(failures, PAUSE_S, PAUSE_CAP_S)
             await self._pause(max(pause_s, self._streak.retry_after_s))
-            pause_s = min(2 * pause_s, PAUSE_CAP_S)
         self._recovery = None
         self._streak.clear()
         self._recovered("it answers what it answered before")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dflashq.core import metrics
+from dflashq.core.backoff import delay_s
 
 log = logging.getLogger(__name__)
 
@@ -193,8 +194,7 @@ class SupervisedThread:
         if self._failures >= FATAL_TURNS and now - self._failing_since >= FATAL_S:
             self._give_up(f"it failed {self._failures} times on end, the last time: {why}")
             return None
-        growing = FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 16)
-        return max(self._pause_s, min(growing, LONGEST_PAUSE_S))
+        return max(self._pause_s, delay_s(self._failures, FIRST_PAUSE_S, LONGEST_PAUSE_S))
 
     def _give_up(self, why: str) -> None:
         if not self._stop.is_set():

@@ -219,8 +219,8 @@ def test_a_large_run_behind_a_login(browser: webdriver.Chrome, settings: Setting
         page.wait("#worker-list", "takes no new prompts: the engine is down")
         page.shoot("large")
         assert page.complaints() == []
-        told = [error for error in page.errors() if "/login" not in error]
-        assert told == [], "of the wrong token the console was told, of nothing else"
+        errors = [error for error in page.errors() if "/login" not in error]
+        assert errors == [], "of the wrong token the console was told, of nothing else"
 
 
 def test_the_run_ends(page: Page, live: FaultFleet) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,28 @@ from dflashq.system.ports import free_port
 from tests.conftest import REDIS_PASSWORD
 from tests.support.engine_emulator import emulated_profile
 from tests.support.fault_fleet import FaultFleet, fault_fleet_settings
+from tests.support.fleet import FleetHarness
 from tests.support.wait import WAIT_S
 
 POISON = " poison poison"
+FleetFactory = Callable[..., FleetHarness]
 
 
 @pytest.fixture
 def fast(settings: Settings) -> Settings:
     """A fleet of its own for one test, which notices within seconds what takes minutes in life."""
     return settings.model_copy(update={"lease_ttl_s": 3.0, "sweep_s": 0.3, "drain_grace_s": 1.0})
+
+
+@pytest.fixture
+def emulated_fleet(fast: Settings, tmp_path: Path, tiny_model: Path) -> FleetFactory:
+    """Makes a fleet without workers yet; its arguments are options of the emulated engine."""
+
+    def make(**options: Any) -> FleetHarness:
+        profile = emulated_profile(tmp_path, model_dir=tiny_model, **options)
+        return FleetHarness(fast, profile, tmp_path)
+
+    return make
 
 
 @pytest.fixture(scope="session")

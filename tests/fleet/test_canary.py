@@ -24,8 +24,8 @@ def test_a_dead_canary_pauses_its_run_until_it_is_mended_or_left_out(
     fast: Settings, tmp_path: Path, tiny_model: Path, accept: bool
 ) -> None:
     """Its prompts are not on S3 when work begins: every attempt fails alike."""
-    told = tmp_path / "notices.jsonl"
-    once = fast.model_copy(update={"attempts": 1, "notify_file": str(told)})
+    notices_file = tmp_path / "notices.jsonl"
+    once = fast.model_copy(update={"attempts": 1, "notify_file": str(notices_file)})
     profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:60", token_ms=2)
     with FleetHarness(once, profile, tmp_path) as fleet:
         guard = Guard(canary=10)
@@ -40,8 +40,8 @@ def test_a_dead_canary_pauses_its_run_until_it_is_mended_or_left_out(
         assert view.condition == Condition.PAUSED
         for words in (f"{key} does not exist", "`dflashq resume r` tries the canary again"):
             assert words in view.sentence
-        wait_until(lambda: len(notices(told)) == 2, "both are told")
-        death, pause = notices(told)["batch_dead"], notices(told)["run_paused"]
+        wait_until(lambda: len(notices(notices_file)) == 2, "both are told")
+        death, pause = notices(notices_file)["batch_dead"], notices(notices_file)["run_paused"]
         assert "It is the canary, so nothing else of the run is begun" in death
         assert key in pause
         control.resume(fleet.ledger, fleet.blobs, fleet.hints, "r")

@@ -11,7 +11,8 @@ from pydantic import SecretStr
 from dflashq.blobs import commits
 from dflashq.config import Settings
 from dflashq.core import keys
-from tests.support.engine_emulator import EmulatedEngine, emulated_profile
+from tests.fleet.conftest import FleetFactory
+from tests.support.engine_emulator import EmulatedEngine
 from tests.support.engine_emulator.profile import token_options
 from tests.support.fault_fleet import engine_events, engine_of, engine_port
 from tests.support.fleet import FleetHarness, prompts_file, wait_until
@@ -22,17 +23,11 @@ KEY = "key-that-nobody-may-see"
 
 
 def test_an_engine_that_hangs_under_work_is_replaced_and_nothing_is_lost(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
-        lengths="uniform:20:200",
-        token_ms=5,
-        slots=4,
-        launch={"stall_s": 2.0, "poll_s": 0.2},
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(
+        lengths="uniform:20:200", token_ms=5, slots=4, launch={"stall_s": 2.0, "poll_s": 0.2}
+    ) as fleet:
         fleet.enqueue("hang", prompts_file(tmp_path / "p.jsonl", 60), batch_size=30)
         worker = fleet.start("w0")
 
@@ -40,10 +35,10 @@ def test_an_engine_that_hangs_under_work_is_replaced_and_nothing_is_lost(
             return fleet.ledger.workers().get(worker.name) or {}
 
         wait_until(lambda: row().get("kv_use") == 1.0, "its vitals are announced")
-        told = row()
-        assert told["accept_length"] == 3.2
-        assert told["queued"] in range(1, 9)
-        assert told["retractions"] == 0
+        announced = row()
+        assert announced["accept_length"] == 3.2
+        assert announced["queued"] in range(1, 9)
+        assert announced["retractions"] == 0
         engine = engine_of(worker)
         assert engine is not None
         url = f"http://127.0.0.1:{engine_port(engine)}"
@@ -57,10 +52,9 @@ def test_an_engine_that_hangs_under_work_is_replaced_and_nothing_is_lost(
 
 
 def test_an_engine_with_another_template_is_refused_before_the_first_prompt(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
-    profile = emulated_profile(tmp_path, model_dir=tiny_model, template_extra="\n")
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(template_extra="\n") as fleet:
         fleet.enqueue("other", prompts_file(tmp_path / "p.jsonl", 5))
         worker = fleet.start("w0", wait=False)
         assert worker.process.wait(WAIT_S) == 1
@@ -70,20 +64,17 @@ def test_an_engine_with_another_template_is_refused_before_the_first_prompt(
 
 
 def test_a_generation_that_loops_is_ended_before_its_time(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     stats = tmp_path / "stats.jsonl"
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
+    with emulated_fleet(
         lengths="fixed:60",
         token_ms=0.5,
         stats_file=stats,
         faults={"endless": 0.3},
         sampling={"max_new_tokens": 16384},
         launch={"stream_every": 1024},
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    ) as fleet:
         fleet.enqueue("loops", prompts_file(tmp_path / "p.jsonl", 24), batch_size=24)
         fleet.start("w0")
         fleet.wait_finished("loops")

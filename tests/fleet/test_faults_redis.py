@@ -37,12 +37,12 @@ def test_redis_dies_and_comes_back(two: FaultFleet) -> None:
             two.begin("redis-dies", 80, batch_size=40)
             held = two.wait_kept("redis-dies", 15)
             holds = {worker: two.held_by("redis-dies", worker) for worker in two.workers}
-            said = {worker: len(worker.log.read_text()) for worker in two.workers}
+            log_lengths = {worker: len(worker.log.read_text()) for worker in two.workers}
             two.redis.kill()
         wait_until(
             lambda: all(
                 "Redis does not answer" in w.log.read_text()[n:]
-                for w, n in said.items()
+                for w, n in log_lengths.items()
                 if holds[w]
             ),
             "who holds a lease has missed Redis",

@@ -18,7 +18,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.fleet
 
 
-def told(worker: WorkerHandle, since: int) -> list[str]:
+def log_lines(worker: WorkerHandle, since: int) -> list[str]:
     """What a worker has logged since its log was so long."""
     return worker.log.read_text(errors="replace")[since:].splitlines()
 
@@ -32,7 +32,7 @@ def waited_out(fault_fleet: FaultFleet, words: str) -> Iterator[Callable[[], boo
 
     def all_tell(sentence: str) -> bool:
         return all(
-            any(sentence in line for line in told(worker, lengths[name]))
+            any(sentence in line for line in log_lines(worker, lengths[name]))
             for name, worker in fault_fleet.named.items()
         )
 
@@ -40,7 +40,7 @@ def waited_out(fault_fleet: FaultFleet, words: str) -> Iterator[Callable[[], boo
     wait_until(lambda: all_tell("Redis serves again"), f"all tell the end of {words}")
     wait_until(lambda: all_tell("the gate opens"), f"all gates are open after {words}")
     for name, worker in fault_fleet.named.items():
-        lines = told(worker, lengths[name])
+        lines = log_lines(worker, lengths[name])
         assert sum("Redis refuses" in line and words in line for line in lines) == 1, lines
         assert not any("Traceback" in line for line in lines), "\n".join(lines)
 

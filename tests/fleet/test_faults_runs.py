@@ -144,10 +144,10 @@ def test_rejected_prompts_are_run_again_only_when_asked_and_only_once(two: Fault
     assert two.request_counts() == asked
     # Another reason than theirs: nothing. Theirs: a revision, once.
     assert not rerun_rejected(two.ledger, two.blobs, two.hints, "tombs", "looping").revisions
-    made = rerun_rejected(two.ledger, two.blobs, two.hints, "tombs", "truncated")
-    assert made.prompts == truncated
+    result = rerun_rejected(two.ledger, two.blobs, two.hints, "tombs", "truncated")
+    assert result.prompts == truncated
     assert not rerun_rejected(two.ledger, two.blobs, two.hints, "tombs", "truncated").revisions
-    revisions = set(made.revisions)
+    revisions = set(result.revisions)
     wait_until(lambda: revisions <= set(two.ledger.done("tombs")), "the revisions are done")
     report = two.oracle("tombs")
     assert report.accepted == record.prompts

@@ -52,8 +52,8 @@ def test_a_killed_engine_is_replaced_under_its_worker(two: FaultFleet) -> None:
     wait_until(lambda: engine_of(worker) not in (None, engine), "another engine runs")
     finish(two, "engine-dies", 80, held)
     assert worker.process.poll() is None
-    told = two.ledger.workers()[worker.name]["last_error"]
-    assert "UTC engine down: " in told, told
+    last_error = two.ledger.workers()[worker.name]["last_error"]
+    assert "UTC engine down: " in last_error, last_error
     assert all(state.attempts == 1 for state in two.ledger.batch_states("engine-dies"))
 
 

@@ -59,7 +59,7 @@ class Host:
             )
         self._ledger = Ledger(settings)
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
     def workers(self) -> dict[str, int]:
@@ -69,11 +69,11 @@ class Host:
 
     def wait_workers(self, *names: str, but: int = 0) -> dict[str, int]:
         def ready() -> bool:
-            assert self.process.poll() is None, self.said()
-            found = self.workers()
-            return set(names) <= set(found) and but not in found.values()
+            assert self.process.poll() is None, self.output()
+            running = self.workers()
+            return set(names) <= set(running) and but not in running.values()
 
-        wait_until(ready, f"workers {names}\n{self.said()}")
+        wait_until(ready, f"workers {names}\n{self.output()}")
         return self.workers()
 
     def family(self) -> list[psutil.Process]:
@@ -87,11 +87,11 @@ def profile(tmp_path: Path, tiny_model: Path) -> Path:
 
 @pytest.fixture
 def host(settings: Settings, profile: Path, tmp_path: Path) -> Iterator[Host]:
-    found = Host(settings, profile, tmp_path)
-    yield found
-    family = [] if found.process.poll() is not None else found.family()
-    found.process.kill()
-    found.process.wait(WAIT_S)
+    started = Host(settings, profile, tmp_path)
+    yield started
+    family = [] if started.process.poll() is not None else started.family()
+    started.process.kill()
+    started.process.wait(WAIT_S)
     for process in family:
         if process.is_running():
             process.kill()
@@ -109,17 +109,17 @@ def test_a_killed_worker_comes_back_and_a_stop_drains_all(
     os.kill(first["gpu0"], signal.SIGKILL)
     second = host.wait_workers("gpu0", "gpu1", but=first["gpu0"])
     assert second["gpu1"] == first["gpu1"]
-    assert re.search(r"gpu0: ended, killed by SIGKILL, again in 1 s", host.said())
+    assert re.search(r"gpu0: ended, killed by SIGKILL, again in 1 s", host.output())
 
     fleet = FleetHarness(settings, profile, tmp_path)
     fleet.enqueue("r", prompts_file(tmp_path / "p.jsonl", 60))
     wait_until(lambda: len(fleet.ledger.status("r").leased) >= 1, "a batch is at work")
     family = host.family()
     host.process.send_signal(signal.SIGTERM)
-    assert host.process.wait(WAIT_S) == 0, host.said()
-    assert "draining 2 workers" in host.said()
-    assert "gpu0: ended, exit code 0" in host.said()
-    assert "gpu1: ended, exit code 0" in host.said()
+    assert host.process.wait(WAIT_S) == 0, host.output()
+    assert "draining 2 workers" in host.output()
+    assert "gpu0: ended, exit code 0" in host.output()
+    assert "gpu1: ended, exit code 0" in host.output()
     wait_until(lambda: gone(family), "nothing is left")
     assert not fleet.ledger.status("r").leased, "what was at work is handed back"
 
@@ -142,11 +142,11 @@ def test_one_gpu_is_chosen_and_a_second_supervisor_refused(
         (tmp_path / "two").mkdir()
         two = Host(settings, profile, tmp_path / "two", "--gpus", "0")
         assert two.process.wait(WAIT_S) == 1
-        assert "already runs on this host" in two.said()
+        assert "already runs on this host" in two.output()
     finally:
         family = one.family()
         one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(WAIT_S) == 0, one.said()
+        assert one.process.wait(WAIT_S) == 0, one.output()
     wait_until(lambda: gone(family), "nothing is left")
 
 
@@ -155,6 +155,6 @@ def test_a_worker_that_is_refused_is_not_started_again(
 ) -> None:
     greedy = settings.model_copy(update={"keep_budget_mb": 10**6})
     host = Host(greedy, profile, tmp_path)
-    assert host.process.wait(WAIT_S) == 2, host.said()
-    assert host.said().count("exit code 2, not started again") == 2
-    assert "KEEP_BUDGET_MB" in host.said()
+    assert host.process.wait(WAIT_S) == 2, host.output()
+    assert host.output().count("exit code 2, not started again") == 2
+    assert "KEEP_BUDGET_MB" in host.output()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fleet
 
 
 def refused(settings: Settings, profile: Path, log: Path, limit: int) -> tuple[int, str]:
-    """A worker under `ulimit -n`; its exit code and what it said."""
+    """A worker under `ulimit -n`; its exit code and its log."""
     words = f'ulimit -n {limit} && exec "$@"'
     command = [
         *("bash", "-c", words, "bash", sys.executable, "-m", "celery", "-A", "workers", "worker"),
@@ -53,11 +53,11 @@ def test_a_worker_with_too_few_descriptors_does_not_start(
     """200 slots under `ulimit -n 128`: known from the profile, so no engine is started."""
     stats = tmp_path / "stats.jsonl"
     profile = emulated_profile(tmp_path, model_dir=tiny_model, slots=200, stats_file=stats)
-    code, said = refused(fast, profile, tmp_path / "w0.log", 128)
-    assert code == 2, said
-    assert "250 generations in flight" in said
-    assert "128 are granted" in said
-    assert "ulimit -n" in said
+    code, output = refused(fast, profile, tmp_path / "w0.log", 128)
+    assert code == 2, output
+    assert "250 generations in flight" in output
+    assert "128 are granted" in output
+    assert "ulimit -n" in output
     assert not stats.exists(), "the engine was not started"
 
 
@@ -71,10 +71,10 @@ def test_an_engine_with_more_slots_than_descriptors_ends_the_worker_with_2(
     )
     with FleetHarness(fast, profile, tmp_path) as fleet:
         fleet.enqueue("few", prompts_file(tmp_path / "p.jsonl", 8))
-        code, said = refused(fast, profile, tmp_path / "w0.log", 256)
-        assert code == 2, said
-        assert "500 generations in flight" in said
-        assert "256 are granted" in said
+        code, output = refused(fast, profile, tmp_path / "w0.log", 256)
+        assert code == 2, output
+        assert "500 generations in flight" in output
+        assert "256 are granted" in output
         assert not requests(stats)
         assert not fleet.ledger.status("few").leased
 
@@ -92,11 +92,11 @@ def run_out(worker: WorkerHandle, redis: EmbeddedRedis) -> int:
     before = limit_files(worker, 3)
     with redis.client(0) as admin:
         admin.client_kill_filter(_type="normal", skipme=True)
-    wait_until(lambda: "Too many open files" in said(worker), "it has run out")
+    wait_until(lambda: "Too many open files" in log_of(worker), "it has run out")
     return before
 
 
-def said(worker: WorkerHandle) -> str:
+def log_of(worker: WorkerHandle) -> str:
     return worker.log.read_text(errors="replace")
 
 
@@ -128,7 +128,7 @@ def test_a_worker_that_runs_out_goes_on_or_hands_back(
         wait_until(lambda: kept(fleet, "full") > 5, "work is kept")
         held = kept_prompts(fleet, "full")
         before = run_out(worker, redis_server)
-        wait_until(lambda: "Redis does not answer" in said(worker), "it has no connection left")
+        wait_until(lambda: "Redis does not answer" in log_of(worker), "it has no connection left")
         limit_files(worker, before)
 
         def over() -> bool:
@@ -138,7 +138,7 @@ def test_a_worker_that_runs_out_goes_on_or_hands_back(
         if worker.process.poll() is None:
             fleet.oracle("full")
             assert set(requests(stats).values()) == {1}, "a prompt was generated again"
-            assert "attempt failed" not in said(worker)
+            assert "attempt failed" not in log_of(worker)
             assert worker.stop() == 0
         else:
             assert worker.process.poll() not in (0, 2)
@@ -162,8 +162,8 @@ def test_a_worker_that_stays_without_descriptors_ends_with_75(
         held = kept_prompts(fleet, "full")
         run_out(worker, redis_server)
         assert worker.process.wait(WAIT_S) == 75
-        assert "a thread has ended for good: thread=clock" in said(worker)
-        assert "this worker hands its batches back and exits" in said(worker)
+        assert "a thread has ended for good: thread=clock" in log_of(worker)
+        assert "this worker hands its batches back and exits" in log_of(worker)
         wait_until(lambda: not any(p.is_running() for p in family), "its engine is gone")
         finish(fleet, stats, held)
 

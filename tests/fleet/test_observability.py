@@ -78,12 +78,12 @@ class Flower:
 
 @contextmanager
 def flower(settings: Settings, log: Path) -> Iterator[Flower]:
-    made = Flower(settings, log)
+    page = Flower(settings, log)
     try:
-        yield made
+        yield page
     finally:
-        made.process.kill()
-        made.process.wait()
+        page.process.kill()
+        page.process.wait()
 
 
 def scraped(port: int) -> tuple[Samples, str]:
@@ -97,7 +97,7 @@ def scraped(port: int) -> tuple[Samples, str]:
     }, text
 
 
-def told(settings: Settings, words: str) -> bytes:
+def command_output(settings: Settings, words: str) -> bytes:
     """What a command says, on both streams."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name("dflashq")), *words.split()],
@@ -129,7 +129,7 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
         sampling={"max_new_tokens": 512},
     )
     with WebhookReceiver() as receiver:
-        mine = settings.model_copy(
+        own = settings.model_copy(
             update={
                 "lease_ttl_s": 3.0,
                 "sweep_s": 0.5,
@@ -144,8 +144,8 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
             }
         )
         with (
-            FleetHarness(mine, profile, tmp_path) as fleet,
-            flower(mine, tmp_path / "flower.log") as page,
+            FleetHarness(own, profile, tmp_path) as fleet,
+            flower(own, tmp_path / "flower.log") as page,
         ):
             worker = fleet.start("w0", loglevel="DEBUG")
             wait_until(lambda: page.shows(worker.name), "Flower sees the worker")
@@ -181,13 +181,11 @@ def test_a_run_is_seen_from_outside_and_no_secret_is(
             assert value(after, "dflashq_generations_total") == counters["generations"]
             assert value(after, "dflashq_batch_attempts_total", outcome="done") == 6
             assert worker.stop() == 0
-            assert_rejections(
-                fleet, mine.state_dir / "logs" / f"rejected-{run}.{worker.name}.jsonl"
-            )
+            assert_rejections(fleet, own.state_dir / "logs" / f"rejected-{run}.{worker.name}.jsonl")
             assert_log(worker.log, run)
             assert_told(receiver, tmp_path / "notices.jsonl", run, report.accepted)
             seen = {
-                **{f"dflashq {words}": told(mine, words) for words in COMMANDS},
+                **{f"dflashq {words}": command_output(own, words) for words in COMMANDS},
                 **{f"flower:{path}": body for path, body in page.answers.items()},
                 "scrape": (during_text + after_text).encode(),
                 "webhook": b"".join(got.body for got in receiver.requests),
@@ -225,9 +223,9 @@ def assert_rejections(fleet: FleetHarness, path: Path) -> None:
         for batch, ref in fleet.ledger.done("seen").items()
         for row in commits.rejected_rows(fleet.blobs, ref)
     ]
-    found = [(row["index"], row["batch"], row["reason"], row["detail"]) for row in rows]
-    assert sorted(found) == sorted(on_s3)
-    assert len(found) > 5
+    logged = [(row["index"], row["batch"], row["reason"], row["detail"]) for row in rows]
+    assert sorted(logged) == sorted(on_s3)
+    assert len(logged) > 5
 
 
 def assert_log(log: Path, run: str) -> None:
@@ -259,8 +257,8 @@ def assert_no_secret(fleet: FleetHarness, folder: Path, seen: dict[str, bytes]) 
     assert len(everything) > 40
     assert sum(len(body) for _, body in everything) > 100_000
     wanted = {way for secret in SECRETS for way in spellings(secret)}
-    found = [(where, way) for where, body in everything for way in wanted if way in body]
-    assert found == []
+    leaks = [(where, way) for where, body in everything for way in wanted if way in body]
+    assert leaks == []
 
 
 def test_a_worker_whose_metrics_port_is_taken_works_all_the_same(
@@ -268,9 +266,9 @@ def test_a_worker_whose_metrics_port_is_taken_works_all_the_same(
 ) -> None:
     with WebhookReceiver() as other:
         port = int(other.url.split(":")[2].split("/")[0])
-        mine = settings.model_copy(update={"metrics_port": port, "sweep_s": 0.5})
+        own = settings.model_copy(update={"metrics_port": port, "sweep_s": 0.5})
         profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:20")
-        with FleetHarness(mine, profile, tmp_path) as fleet:
+        with FleetHarness(own, profile, tmp_path) as fleet:
             fleet.enqueue("dark", prompts_file(tmp_path / "p.jsonl", 8))
             worker = fleet.start("w0")
             fleet.wait_finished("dark")
@@ -283,11 +281,11 @@ def test_an_engine_lost_for_good_is_told_though_the_worker_leaves(
     settings: Settings, tmp_path: Path, tiny_model: Path
 ) -> None:
     path = tmp_path / "notices.jsonl"
-    mine = settings.model_copy(
+    own = settings.model_copy(
         update={"engine_restarts": 0, "notify_file": str(path), "sweep_s": 0.5, "lease_ttl_s": 3.0}
     )
     profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:400", token_ms=10)
-    with FleetHarness(mine, profile, tmp_path) as fleet:
+    with FleetHarness(own, profile, tmp_path) as fleet:
         worker = fleet.start("w0")
         engine = next(p for p in worker.family() if is_emulator(p))
         engine.kill()

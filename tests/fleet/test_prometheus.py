@@ -96,7 +96,7 @@ def prometheus(folder: Path, **ports: int) -> Iterator[str]:
         process.wait(WAIT_S)
 
 
-def found(server: str, query: str) -> list[Any]:
+def query_result(server: str, query: str) -> list[Any]:
     """The series of a query; none while the server is not up yet."""
     try:
         answer = requests.get(f"{server}/api/v1/query", {"query": query}, timeout=WAIT_S)
@@ -116,22 +116,24 @@ def test_every_panel_finds_its_series_and_no_alert_fires(
     worker = free_port()
     with serving(engine_text()) as engine, serving(render(ledger)) as monitor:
         state = worker_state(engine_url=f"http://127.0.0.1:{engine}")
-        mine = settings.model_copy(update={"metrics_port": worker, "gpu": "0"})
-        served = MetricsServer(mine, state.name, lambda: state, None)
+        own = settings.model_copy(update={"metrics_port": worker, "gpu": "0"})
+        served = MetricsServer(own, state.name, lambda: state, None)
         served.start()
         try:
             with prometheus(tmp_path, worker=worker, monitor=monitor) as server:
                 up = 'sum(up{job=~"dflashq-.*"}) == 2'
-                wait_until(lambda: bool(found(server, up)), "both are scraped")
+                wait_until(lambda: bool(query_result(server, up)), "both are scraped")
                 # rate() needs two scrapes.
                 last = (
                     'count_over_time(sglang:num_running_reqs{worker="gpu1@host",run="r"}[1m]) > 3'
                 )
-                wait_until(lambda: bool(found(server, last)), "the engine's series are there")
+                wait_until(
+                    lambda: bool(query_result(server, last)), "the engine's series are there"
+                )
                 alerts = {row["alert"] for row in RULES}
                 for where, text in expressions():
                     plain = text.replace("$run", ".*").replace("$worker", ".*")
                     if "label_values" not in plain:
-                        assert bool(found(server, plain)) != (where in alerts), where
+                        assert bool(query_result(server, plain)) != (where in alerts), where
         finally:
             served.stop()

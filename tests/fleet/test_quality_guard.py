@@ -12,6 +12,7 @@ from dflashq.config import Settings
 from dflashq.core import codec, keys
 from dflashq.core.model import Guard, RetryStep
 from dflashq.operations.runs import control
+from tests.fleet.conftest import FleetFactory
 from tests.support.engine_emulator import emulated_profile, is_emulator
 from tests.support.fleet import FleetHarness, WorkerHandle, prompts_file, requests, wait_until
 from tests.support.wait import WAIT_S
@@ -20,18 +21,11 @@ pytestmark = pytest.mark.fleet
 
 
 def test_an_engine_that_returns_stubs_costs_a_canary_and_no_more(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     """87 % stubs: the disaster behind this product. A person may still take it as it is."""
     stats = tmp_path / "stats.jsonl"
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
-        lengths="fixed:60",
-        stats_file=stats,
-        faults={"stub": 0.87},
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="fixed:60", stats_file=stats, faults={"stub": 0.87}) as fleet:
         fleet.enqueue(
             "stubs", prompts_file(tmp_path / "p.jsonl", 400), batch_size=50, guard=Guard()
         )
@@ -53,17 +47,12 @@ def test_an_engine_that_returns_stubs_costs_a_canary_and_no_more(
 
 
 def test_a_run_that_goes_bad_later_is_paused_by_its_window(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
-        lengths="fixed:60",
-        faults={"truncated": 0.5},
-        sampling={"max_new_tokens": 200},
-    )
     guard = Guard(canary=0, max_rejected=0.2, window=50)
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(
+        lengths="fixed:60", faults={"truncated": 0.5}, sampling={"max_new_tokens": 200}
+    ) as fleet:
         fleet.enqueue("late", prompts_file(tmp_path / "p.jsonl", 600), batch_size=100, guard=guard)
         fleet.start("w0")
         wait_until(lambda: fleet.ledger.state("late") == "paused", "the run pauses itself")
@@ -75,9 +64,8 @@ def test_a_run_that_goes_bad_later_is_paused_by_its_window(
         fleet.oracle("late")
 
 
-def test_a_good_canary_lets_the_others_go(fast: Settings, tmp_path: Path, tiny_model: Path) -> None:
-    profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="fixed:60", token_ms=2)
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+def test_a_good_canary_lets_the_others_go(emulated_fleet: FleetFactory, tmp_path: Path) -> None:
+    with emulated_fleet(lengths="fixed:60", token_ms=2) as fleet:
         fleet.enqueue("good", prompts_file(tmp_path / "p.jsonl", 200), batch_size=50, guard=Guard())
         assert fleet.ledger.status("good").waits_for == "batch-000000"
         assert fleet.hints.waiting(fleet.profile.queue) == 1
@@ -89,14 +77,11 @@ def test_a_good_canary_lets_the_others_go(fast: Settings, tmp_path: Path, tiny_m
 
 
 def test_the_ladder_draws_again_and_says_so_in_the_row(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     """Answers of 50 to 400 ids under a limit of 200, with one retry of up to 512."""
     stats = tmp_path / "stats.jsonl"
-    profile = emulated_profile(
-        tmp_path, model_dir=tiny_model, lengths="uniform:50:400", stats_file=stats
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="uniform:50:400", stats_file=stats) as fleet:
         fleet.enqueue(
             "ladder",
             prompts_file(tmp_path / "p.jsonl", 40),
@@ -173,8 +158,8 @@ def test_rows_are_written_at_once_where_it_is_asked_for(
         fleet.start("w0")
         fleet.wait_finished("rows")
         wanted = {keys.rows_object("rows", keys.batch_name(number)) for number in range(2)}
-        found = keys.run_prefix("rows")
-        wait_until(lambda: wanted <= set(fleet.blobs.list(found)), "both have their rows")
+        prefix = keys.run_prefix("rows")
+        wait_until(lambda: wanted <= set(fleet.blobs.list(prefix)), "both have their rows")
 
 
 def set_faults(worker: WorkerHandle, **faults: float) -> None:

@@ -13,6 +13,7 @@ from dflashq.config import Settings
 from dflashq.core import codec, keys
 from dflashq.operations.monitoring.progress_object import read_progress
 from dflashq.operations.runs import control
+from tests.fleet.conftest import FleetFactory
 from tests.support.engine_emulator import emulated_profile
 from tests.support.fleet import FleetHarness, kept, kept_prompts, prompts_file, requests, wait_until
 from tests.support.wait import WAIT_S
@@ -21,13 +22,10 @@ pytestmark = pytest.mark.fleet
 
 
 def test_a_run_ends_with_every_prompt_in_one_place(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     stats = tmp_path / "stats.jsonl"
-    profile = emulated_profile(
-        tmp_path, model_dir=tiny_model, lengths="fixed:40", stats_file=stats, token_ms=1
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="fixed:40", stats_file=stats, token_ms=1) as fleet:
         record = fleet.enqueue("job", prompts_file(tmp_path / "p.jsonl", 60, turns=2))
         worker = fleet.start("w0")
         fleet.wait_finished("job")
@@ -50,19 +48,11 @@ def test_a_run_ends_with_every_prompt_in_one_place(
 
 
 def test_sigterm_hands_the_work_back_and_the_next_worker_finishes_it(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     """What was finished is kept, the lease is free at once, nothing kept is generated again."""
     stats = tmp_path / "stats.jsonl"
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
-        lengths="uniform:20:400",
-        token_ms=10,
-        slots=8,
-        stats_file=stats,
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="uniform:20:400", token_ms=10, slots=8, stats_file=stats) as fleet:
         fleet.enqueue("drain", prompts_file(tmp_path / "p.jsonl", 40), batch_size=40)
         first = fleet.start("w0")
         wait_until(lambda: kept(fleet, "drain") >= 5, "five generations are kept")
@@ -98,12 +88,9 @@ def test_a_worker_answers_ping_while_it_generates(
 
 
 def test_pause_frees_the_leases_and_resume_goes_on(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
-    profile = emulated_profile(
-        tmp_path, model_dir=tiny_model, lengths="uniform:50:400", token_ms=10
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="uniform:50:400", token_ms=10) as fleet:
         fleet.enqueue("held", prompts_file(tmp_path / "p.jsonl", 40), batch_size=20)
         fleet.start("w0")
         wait_until(lambda: kept(fleet, "held") >= 3, "something is kept")
@@ -118,21 +105,18 @@ def test_pause_frees_the_leases_and_resume_goes_on(
 
 
 def test_bad_prompts_are_rejected_with_their_reason_and_the_batch_goes_on(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     """Refused by the engine, too long, truncated: each counted, each kept to be read."""
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
+    prompts = prompts_file(tmp_path / "p.jsonl", 60)
+    long = {"messages": [{"role": "user", "content": "many words here " * 4000}]}
+    prompts.write_text(prompts.read_text() + json.dumps(long) + "\n")
+    with emulated_fleet(
         lengths="fixed:40",
         context_length=4096,
         faults={"http_400": 0.2, "truncated": 0.2, "nan": 0.1, "http_500": 0.1},
         sampling={"max_new_tokens": 512},
-    )
-    prompts = prompts_file(tmp_path / "p.jsonl", 60)
-    long = {"messages": [{"role": "user", "content": "many words here " * 4000}]}
-    prompts.write_text(prompts.read_text() + json.dumps(long) + "\n")
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    ) as fleet:
         fleet.enqueue("bad", prompts, batch_size=20)
         fleet.start("w0")
         fleet.wait_finished("bad")
@@ -146,12 +130,9 @@ def test_bad_prompts_are_rejected_with_their_reason_and_the_batch_goes_on(
 
 
 def test_a_worker_whose_engine_cannot_start_says_why_and_takes_nothing(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
-    profile = emulated_profile(
-        tmp_path, model_dir=tiny_model, faults={"exit_at_start": "CUDA driver is too old"}
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(faults={"exit_at_start": "CUDA driver is too old"}) as fleet:
         fleet.enqueue("dark", prompts_file(tmp_path / "p.jsonl", 5))
         worker = fleet.start("w0", wait=False)
         assert worker.process.wait(WAIT_S) == 1
@@ -161,17 +142,9 @@ def test_a_worker_whose_engine_cannot_start_says_why_and_takes_nothing(
         assert fleet.hints.waiting(fleet.profile.queue) == 1
 
 
-def test_the_wrong_engine_is_refused_with_both_values(
-    fast: Settings, tmp_path: Path, tiny_model: Path
-) -> None:
+def test_the_wrong_engine_is_refused_with_both_values(emulated_fleet: FleetFactory) -> None:
     """MTP forgotten: the run does not begin."""
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
-        speculation="none",
-        expect={"speculative_algorithm": "EAGLE"},
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(speculation="none", expect={"speculative_algorithm": "EAGLE"}) as fleet:
         worker = fleet.start("w0", wait=False)
         assert worker.process.wait(WAIT_S) == 1
         assert "EAGLE" in worker.tail()
@@ -179,17 +152,10 @@ def test_the_wrong_engine_is_refused_with_both_values(
 
 
 def test_a_killed_worker_is_replaced_and_nothing_kept_is_generated_again(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     stats = tmp_path / "stats.jsonl"
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
-        lengths="uniform:20:400",
-        token_ms=10,
-        stats_file=stats,
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="uniform:20:400", token_ms=10, stats_file=stats) as fleet:
         fleet.enqueue("killed", prompts_file(tmp_path / "p.jsonl", 40), batch_size=20)
         first, second = fleet.start("w0"), fleet.start("w1", wait=False)
         wait_until(lambda: kept(fleet, "killed") >= 8, "some generations are kept")

@@ -11,6 +11,7 @@ from dflashq.blobs.commits import rejected_rows
 from dflashq.config import Settings
 from dflashq.engine.chat_renderer import ChatRenderer
 from tests.chaos.prompts import ids_inside
+from tests.fleet.conftest import FleetFactory
 from tests.support.engine_emulator import emulated_profile
 from tests.support.fault_fleet import engine_of, engine_port, set_engine_faults
 from tests.support.fleet import FleetHarness, WorkerHandle, prompts_file, requests, wait_until
@@ -89,9 +90,9 @@ def test_a_gateway_that_refuses_some_prompts_costs_those_alone(
         fleet.wait_finished("gate")
         report = fleet.oracle("gate")
         assert (report.accepted, dict(report.rejected)) == (24, {"engine_error": len(WORDS)})
-        found = rejected(fleet, "gate")
+        rejections = rejected(fleet, "gate")
         for index, words in enumerate(WORDS.values()):
-            reason, detail = found[index]
+            reason, detail = rejections[index]
             assert (reason, words in detail) == ("engine_error", True), detail
         assert not fleet.ledger.status("gate").dead
         once = [count for count in requests(stats).values() if count == 1]
@@ -99,14 +100,11 @@ def test_a_gateway_that_refuses_some_prompts_costs_those_alone(
 
 
 def test_a_prompt_that_fails_on_one_engine_is_tried_on_a_second(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     """Its first engine may be the one at fault; what that engine finished is not asked again."""
     stats = tmp_path / "stats.jsonl"
-    profile = emulated_profile(
-        tmp_path, model_dir=tiny_model, lengths="uniform:20:60", token_ms=2, stats_file=stats
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="uniform:20:60", token_ms=2, stats_file=stats) as fleet:
         first = fleet.start("w0")
         fault(first, refused_over=LONG, hang=True)  # nothing is decided before w1 is there
         fleet.enqueue("second", with_long_prompts(tmp_path / "p.jsonl", 10, 1), batch_size=10)
@@ -124,11 +122,10 @@ def test_a_prompt_that_fails_on_one_engine_is_tried_on_a_second(
 
 @pytest.mark.parametrize(("status", "wait_s"), [(500, 0.0), (429, 2.0)])
 def test_an_engine_that_only_errs_costs_nothing_but_time(
-    fast: Settings, tmp_path: Path, tiny_model: Path, status: int, wait_s: float
+    emulated_fleet: FleetFactory, tmp_path: Path, status: int, wait_s: float
 ) -> None:
     """Batches died of it one after the other, and nobody was told."""
-    profile = emulated_profile(tmp_path, model_dir=tiny_model, lengths="uniform:20:60", token_ms=5)
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="uniform:20:60", token_ms=5) as fleet:
         worker = fleet.start("w0")
         fault(worker, every_status=status, retry_after_s=wait_s)
         fleet.enqueue("errs", prompts_file(tmp_path / "p.jsonl", 40), batch_size=20)
@@ -142,17 +139,10 @@ def test_an_engine_that_only_errs_costs_nothing_but_time(
 
 
 def test_a_sick_engine_of_ours_is_started_again(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     """No prompt is to blame for the death that we caused."""
-    profile = emulated_profile(
-        tmp_path,
-        model_dir=tiny_model,
-        lengths="uniform:20:60",
-        token_ms=5,
-        launch={"sick_s": 5.0},
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="uniform:20:60", token_ms=5, launch={"sick_s": 5.0}) as fleet:
         worker = fleet.start("w0")
         engine = engine_of(worker)
         fault(worker, every_status=503)
@@ -165,13 +155,10 @@ def test_a_sick_engine_of_ours_is_started_again(
 
 
 def test_a_sick_worker_beside_a_healthy_one_kills_no_batch(
-    fast: Settings, tmp_path: Path, tiny_model: Path
+    emulated_fleet: FleetFactory, tmp_path: Path
 ) -> None:
     stats = tmp_path / "stats.jsonl"
-    profile = emulated_profile(
-        tmp_path, model_dir=tiny_model, lengths="uniform:20:60", token_ms=5, stats_file=stats
-    )
-    with FleetHarness(fast, profile, tmp_path) as fleet:
+    with emulated_fleet(lengths="uniform:20:60", token_ms=5, stats_file=stats) as fleet:
         sick, well = fleet.start("w0"), fleet.start("w1")
         fault(sick, every_status=500)
         fleet.enqueue("beside", prompts_file(tmp_path / "p.jsonl", 120), batch_size=10)

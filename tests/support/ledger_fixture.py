@@ -95,12 +95,12 @@ class LedgerFixture:
 
     def picture(self) -> dict[str, Any]:
         """Everything that Redis holds of this run."""
-        found: dict[str, Any] = {}
+        snapshot: dict[str, Any] = {}
         for key in sorted(self.raw.scan_iter(f"{keys.NAMESPACE}:{{{self.run}}}:*", count=1000)):
             kind = self.raw.type(key)
-            found[key.decode()] = (
+            snapshot[key.decode()] = (
                 self.raw.hgetall(key)
                 if kind == b"hash"
                 else self.raw.zrange(key, 0, -1, withscores=True)
             )
-        return found
+        return snapshot

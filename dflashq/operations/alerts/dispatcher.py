@@ -11,6 +11,7 @@ import threading
 from dflashq.config import Settings
 from dflashq.core import metrics
 from dflashq.core.alerts import ABOUT_WORKERS, DEAD_BATCH, EVENTS, PAUSE_NAME, Alert
+from dflashq.core.backoff import delay_s
 from dflashq.core.errors import LedgerError
 from dflashq.core.json_logging import level_of
 from dflashq.core.states import RunState
@@ -144,7 +145,6 @@ class AlertDelivery:
                 report("notify", exc, f"telling {alert.event}")
 
     def _deliver(self, sink: Sink, alert: Alert) -> None:
-        pause = self._pause_s
         for number in itertools.count(1):
             try:
                 sink.deliver(alert)
@@ -153,8 +153,8 @@ class AlertDelivery:
                     self._give_up(sink, alert, exc)
                     return
                 metrics.NOTICES.add(event=alert.event, outcome="retried")
-                self._stop.wait(pause * random.uniform(0.5, 1.0))
-                pause = min(pause * 2, PAUSE_CAP_S)
+                jitter = random.uniform(0.5, 1.0)
+                self._stop.wait(delay_s(number, self._pause_s, PAUSE_CAP_S, jitter=jitter))
             else:
                 self._mark_sent(sink, alert)
                 return

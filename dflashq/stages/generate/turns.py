@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from dflashq.core.backoff import delay_s
 from dflashq.core.errors import (
     EngineDownError,
     EngineError,
@@ -182,7 +183,7 @@ class TurnGenerator:
         PromptFailureError when it fails on this prompt and answers others.
         """
         failures = PromptFailures(self.session.health, self.session.gate)
-        pause_s = BACKOFF_S
+        tries = 0
         while True:
             try:
                 return await self._ask(prompt, history, sampling)
@@ -199,10 +200,11 @@ class TurnGenerator:
                 asked_s = exc.retry_after_s if isinstance(exc, EngineRequestError) else 0.0
             if self.session.health.sick:
                 # The gate is closed, and opens for everybody at once when the engine is well.
-                pause_s = BACKOFF_S
+                tries = 0
                 continue
-            await asyncio.sleep(max(asked_s, pause_s * random.uniform(0.5, 1.0)))
-            pause_s = min(pause_s * 2, BACKOFF_CAP_S)
+            tries += 1
+            pause_s = delay_s(tries, BACKOFF_S, BACKOFF_CAP_S, jitter=random.uniform(0.5, 1.0))
+            await asyncio.sleep(max(asked_s, pause_s))
 
     def _blame(self, prompt: Prompt) -> None:
         """Strike a prompt that the engine died with; refuse one that it died with alone."""

@@ -80,9 +80,9 @@ def test_prepare_builds_anew_what_was_left_half_built_and_then_only_once(
     assert "SGLang: done in" in shown.stderr
     subprocess.run([python, "-c", "import first, sglang.srt.server_args"], check=True)
 
-    said: list[str] = []
-    assert ensure_engine(small_engine, said.append) == python
-    assert said == []
+    lines: list[str] = []
+    assert ensure_engine(small_engine, lines.append) == python
+    assert lines == []
 
 
 def test_a_failed_build_tells_the_end_of_pips_log_and_leaves_no_stamp(
@@ -125,7 +125,7 @@ def test_two_builders_take_turns(tmp_path: Path) -> None:
 
 
 def test_a_waiting_builder_says_so(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     target = tmp_path / "target"
     program = "import sys, fcntl; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
     program += "print('held', flush=True); sys.stdin.read(1)"
@@ -136,11 +136,11 @@ def test_a_waiting_builder_says_so(tmp_path: Path) -> None:
         assert holder.stdout.readline() == b"held\n"
 
         def free_the_lock(line: str) -> None:
-            said.append(line)
+            lines.append(line)
             holder.kill()
 
         with sole_builder(target, free_the_lock):
-            assert said == ["target: another process is building it; waiting"]
+            assert lines == ["target: another process is building it; waiting"]
 
 
 def test_a_failed_step_names_itself_and_its_log(tmp_path: Path) -> None:
@@ -212,17 +212,17 @@ def ask(url: str, content: str, **more: object) -> tuple[str, str, str]:
     answer = requests.post(f"{url}/v1/chat/completions", json=body | more, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
-    thought, closed, said = choice["message"]["content"].partition("</think>")
+    thought, closed, content = choice["message"]["content"].partition("</think>")
     assert closed, thought
-    return thought, said, choice["finish_reason"]
+    return thought, content, choice["finish_reason"]
 
 
 @pytest.mark.sglang
 def test_the_tiny_model_thinks_answers_and_ends(sglang_server: str) -> None:
     for question in ("What is a lantern?", "Add 2 and 3.", "Où est la gare? \u2603", "x" * 500):
-        thought, said, finish = ask(sglang_server, question)
+        thought, answer, finish = ask(sglang_server, question)
         assert thought.strip().endswith(".")
-        assert said.strip().endswith(".")
+        assert answer.strip().endswith(".")
         assert finish == "stop"
 
 
@@ -238,7 +238,7 @@ def test_the_tiny_model_calls_a_tool(sglang_server: str) -> None:
         },
     }
     tools = [{"type": "function", "function": tool}]
-    _, said, finish = ask(sglang_server, "How is the weather in Rome?", tools=tools)
-    assert said.strip().startswith("<tool_call>\n<function=get_weather>\n<parameter=city>\n")
-    assert said.strip().endswith("</function>\n</tool_call>")
+    _, answer, finish = ask(sglang_server, "How is the weather in Rome?", tools=tools)
+    assert answer.strip().startswith("<tool_call>\n<function=get_weather>\n<parameter=city>\n")
+    assert answer.strip().endswith("</function>\n</tool_call>")
     assert finish == "stop"

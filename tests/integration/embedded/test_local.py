@@ -29,9 +29,9 @@ def state(tmp_path: Path) -> Iterator[Settings]:
     local.down(settings)
 
 
-def settings_of(found: LocalStatus) -> Settings:
+def settings_of(status: LocalStatus) -> Settings:
     """The settings as a shell would have them after reading local.env."""
-    read = f"set -a; . '{found.env_file}'; set +a; exec \"$0\" -c "
+    read = f"set -a; . '{status.env_file}'; set +a; exec \"$0\" -c "
     show = "'import os, json; print(json.dumps(dict(os.environ)))'"
     env = json.loads(subprocess.check_output(["sh", "-c", read + show, sys.executable]))
     names = {name: f"DFLASHQ_{name.upper()}" for name in Settings.model_fields}
@@ -39,8 +39,8 @@ def settings_of(found: LocalStatus) -> Settings:
     return Settings(_env_file=None, **given)
 
 
-def groups(found: LocalStatus) -> list[int]:
-    pids = [server.pid for server in found.servers]
+def groups(status: LocalStatus) -> list[int]:
+    pids = [server.pid for server in status.servers]
     assert None not in pids
     return [pid for pid in pids if pid is not None]
 
@@ -75,12 +75,12 @@ def test_the_servers_outlive_the_command(state: Settings) -> None:
     subprocess.run(
         [sys.executable, "-c", program, str(state.state_dir)], check=True, timeout=WAIT_S
     )
-    found = local.status(state)
-    assert all(server.running for server in found.servers)
-    redis_client = redis.Redis.from_url(settings_of(found).broker_url())
+    status = local.status(state)
+    assert all(server.running for server in status.servers)
+    redis_client = redis.Redis.from_url(settings_of(status).broker_url())
     assert redis_client.ping() is True
     local.down(state)
-    assert [procfs.group_members(group) for group in groups(found)] == [[], []]
+    assert [procfs.group_members(group) for group in groups(status)] == [[], []]
 
 
 def test_a_recycled_pid_is_left_alone_and_its_taken_port_avoided(state: Settings) -> None:
@@ -110,13 +110,13 @@ def test_a_recycled_pid_is_left_alone_and_its_taken_port_avoided(state: Settings
 
 
 def test_a_damaged_env_file_is_told(state: Settings) -> None:
-    found = local.status(state)
-    assert not found.folder.exists()
-    found.folder.mkdir()
-    found.env_file.write_text("DFLASHQ_REDIS_URL=redis://127.0.0.1:1/0\n")
+    status = local.status(state)
+    assert not status.folder.exists()
+    status.folder.mkdir()
+    status.env_file.write_text("DFLASHQ_REDIS_URL=redis://127.0.0.1:1/0\n")
     with pytest.raises(EmbeddedError, match=r"local\.env is damaged.*data beside it is whole"):
         local.up(state)
-    found.env_file.unlink()
+    status.env_file.unlink()
 
 
 def run(state: Settings, *arguments: str) -> Result:
@@ -131,10 +131,10 @@ def test_the_command_tells_how_to_use_the_servers_and_no_secret(state: Settings)
     assert shown.exit_code == 0
     assert f"set -a; . {env_file}; set +a" in shown.output
     settings = settings_of(local.status(state))
-    told = shown.output + run(state, "status", "--json").output
+    output = shown.output + run(state, "status", "--json").output
     for secret in (settings.redis_password, settings.s3_secret_access_key):
         assert secret is not None
-        assert secret.get_secret_value() not in told
+        assert secret.get_secret_value() not in output
     listed = json.loads(run(state, "status", "--json").stdout)
     assert [server["running"] for server in listed["servers"]] == [True, True]
     assert run(state, "down").output.count("down") == 2

@@ -71,8 +71,8 @@ def test_s3_keeps_objects_over_a_crash_and_listens_on_loopback_only(tmp_path: Pa
         assert listening(server.pid) == {"127.0.0.1"}
         server.kill()
         server.start()
-        found = client.get_object(Bucket="bucket", Key="k")
-        assert (found["Body"].read(), found["Metadata"]) == (b"body", {"sha256": "x"})
+        response = client.get_object(Bucket="bucket", Key="k")
+        assert (response["Body"].read(), response["Metadata"]) == (b"body", {"sha256": "x"})
         pid = server.pid
     assert procfs.group_members(pid) == []
     server.stop()  # safe to repeat

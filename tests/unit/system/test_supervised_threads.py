@@ -117,24 +117,24 @@ def test_a_rerun_that_breaks_is_told_in_the_feed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         "dflashq.operations.monitoring.actions.rerun_rejected", Mock(side_effect=KeyError("bug"))
     )
-    told: list[str] = []
-    store = Mock(append_events=lambda run, events: told.append(events[0]["text"]))
+    sentences: list[str] = []
+    store = Mock(append_events=lambda run, events: sentences.append(events[0]["text"]))
     actions = RunActions(Mock(now_s=lambda: 1.0), Mock(), Mock(), store)
     before = errors("rerun")
     actions.rerun("r", "somebody", None)
     wait_until(lambda: errors("rerun") - before == 1, "it is counted")
-    assert "could not put them back" in told[-1]
-    assert "KeyError" in told[-1]
+    assert "could not put them back" in sentences[-1]
+    assert "KeyError" in sentences[-1]
 
 
 def test_a_scrape_that_fails_is_told_and_the_next_is_answered() -> None:
     texts = iter([ValueError("of a bug"), b"fine\n"])
 
     def text() -> bytes:
-        found = next(texts)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        outcome = next(texts)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     before, port = errors("metrics"), free_port()
     server = MetricsHttpServer("127.0.0.1", port, text)

@@ -50,11 +50,11 @@ def test_a_turn_that_fails_costs_itself_alone(caplog: pytest.LogCaptureFixture) 
     thread.stop()
     assert not thread.alive
     assert errors("t-goes-on") - before == 2
-    [told] = [r for r in caplog.records if "a thread failed" in r.getMessage()]
-    assert told.levelno == logging.ERROR
-    assert told.exc_info is not None
-    assert "thread=t-goes-on" in told.getMessage()
-    assert "Too many open files" in told.getMessage()
+    [reported] = [r for r in caplog.records if "a thread failed" in r.getMessage()]
+    assert reported.levelno == logging.ERROR
+    assert reported.exc_info is not None
+    assert "thread=t-goes-on" in reported.getMessage()
+    assert "Too many open files" in reported.getMessage()
 
 
 def test_repeats_are_summed_up(
@@ -63,7 +63,7 @@ def test_repeats_are_summed_up(
     def fail() -> None:
         raise ValueError("again")
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         return [r.getMessage() for r in caplog.records]
 
     for _ in range(5):
@@ -71,28 +71,28 @@ def test_repeats_are_summed_up(
             fail()
         except ValueError as exc:
             report("t-repeats", exc, "trying")
-    assert len(told()) == 1
+    assert len(reported()) == 1
     monkeypatch.setattr(threads, "REPEAT_S", 0.0)
     try:
         fail()
     except ValueError as exc:
         report("t-repeats", exc, "trying")
-    assert "times=5" in told()[-1]
-    assert len(told()) == 2
+    assert "times=5" in reported()[-1]
+    assert len(reported()) == 2
 
 
 def test_one_that_fails_on_end_gives_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "FATAL_S", 0.0)
-    told = queue.SimpleQueue[str]()
+    reported = queue.SimpleQueue[str]()
     turns = []
 
     def turn() -> bool:
         turns.append(1)
         return False
 
-    thread = SupervisedThread("t-fatal", turn, on_fatal=told.put)
+    thread = SupervisedThread("t-fatal", turn, on_fatal=reported.put)
     thread.start()
-    assert f"t-fatal cannot go on (it failed {threads.FATAL_TURNS} times" in told.get(
+    assert f"t-fatal cannot go on (it failed {threads.FATAL_TURNS} times" in reported.get(
         timeout=WAIT_S
     )
     wait_until(lambda: not thread.alive, "the thread ends")
@@ -139,16 +139,16 @@ def test_a_failure_after_a_long_good_turn_begins_the_count_anew(
 
 @pytest.mark.parametrize("kind", [PanicError, SystemExit, KeyboardInterrupt])
 def test_what_is_no_exception_is_fatal_at_once(kind: type[BaseException]) -> None:
-    told = queue.SimpleQueue[str]()
+    reported = queue.SimpleQueue[str]()
 
     def turn() -> None:
         raise kind("the extension panicked")
 
     before = errors("t-panic")
-    threads.set_fatal_handler(told.put)
+    threads.set_fatal_handler(reported.put)
     thread = SupervisedThread("t-panic", turn)
     thread.start()
-    assert "the extension panicked" in told.get(timeout=WAIT_S)
+    assert "the extension panicked" in reported.get(timeout=WAIT_S)
     wait_until(lambda: not thread.alive, "the thread ends")
     assert errors("t-panic") - before == 1
 

@@ -59,9 +59,9 @@ def test_the_files_are_bounded(
     for index in range(200):
         count_settled(lease("a"), settled(index, "stub", "d" * 50))
     files.stop()
-    found = sorted((tmp_path / "logs").iterdir())
-    assert len(found) == 1 + rejection_log.OLDER_FILES
-    assert all(path.stat().st_size <= 2000 for path in found)
+    paths = sorted((tmp_path / "logs").iterdir())
+    assert len(paths) == 1 + rejection_log.OLDER_FILES
+    assert all(path.stat().st_size <= 2000 for path in paths)
     assert rows(files.files.path("a"))[-1]["index"] == 199
 
 
